@@ -6,7 +6,7 @@
         examples/generate_tensor_parallel.py
 
 The model is a small Llama with random weights, so nothing is downloaded. Needs `pip install transformers`. `--device cuda` runs
-it on the GPUs of this machine, `--device sim` on simulated ones (ringfence.lab.accelerator).
+it on the GPUs of this machine, `--device sim` on simulated ones (ringfence_lab.accelerator).
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     arguments = parser.parse_args()
     if arguments.device == "sim":
-        from ringfence.lab import accelerator
+        from ringfence_lab import accelerator
 
         accelerator.load()
     dist.init_process_group("ringfence")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.lab.bench.units import size_text, time_text
+from ringfence_lab.bench.units import size_text, time_text
 from scripts import generated
 
 ROOT: Final = Path(__file__).parents[1]

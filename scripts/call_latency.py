@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-from ringfence.lab.bench.machine import facts, now
+from ringfence_lab.bench.machine import facts, now
 
 ROUNDS: Final = 15
 CALLS: Final = {4 << 10: 60, 64 << 10: 60, 1 << 20: 30, 25 << 20: 6}  # of each round, by size

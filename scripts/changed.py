@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-SOURCES: Final = ("src/ringfence", "tests", "scripts")
-TESTS: Final = ("tests/unit/", "tests/vectors/", "tests/fuzz/")  # within one process
+SOURCES: Final = ("src/ringfence", "lab/src", "lab/tests", "tests", "scripts")
+TESTS: Final = ("tests/unit/", "tests/vectors/", "tests/fuzz/", "lab/tests/unit/")  # within one process
 FACADE: Final = (
     "src/ringfence/__init__.py"  # imports the rest by name, for users; the package itself only reads its version
 )
@@ -24,10 +24,10 @@ FACADE: Final = (
 READERS: Final[Mapping[str, tuple[str, ...]]] = {
     "src/": ("tests/unit/test_imports.py", "tests/unit/test_product_seals.py", "tests/unit/test_vocabulary.py"),
     "src/ringfence/dataplane/csrc/": ("src/ringfence/dataplane/native.py",),
-    "src/ringfence/lab/accelerator/": ("src/ringfence/lab/accelerator/__init__.py",),
-    "src/ringfence/lab/plan/": ("src/ringfence/lab/plan/__init__.py",),
-    "src/ringfence/lab/report/": ("src/ringfence/lab/report/__init__.py",),
-    "src/ringfence/lab/study/": ("src/ringfence/lab/study/__init__.py",),
+    "lab/src/ringfence_lab/accelerator/": ("lab/src/ringfence_lab/accelerator/__init__.py",),
+    "lab/src/ringfence_lab/plan/": ("lab/src/ringfence_lab/plan/__init__.py",),
+    "lab/src/ringfence_lab/report/": ("lab/src/ringfence_lab/report/__init__.py",),
+    "lab/src/ringfence_lab/study/": ("lab/src/ringfence_lab/study/__init__.py",),
     "docs/": ("tests/unit/test_documents.py", "tests/unit/test_site.py", "tests/unit/test_reference.py"),
     "README.md": ("tests/unit/test_documents.py",),
     "examples/": ("tests/unit/test_manifests.py",),
@@ -53,7 +53,7 @@ def changed_files(base: str) -> list[str]:
 
 def module_of(file: str) -> str:
     """Return the dotted name under which a Python file is imported."""
-    parts = Path(file.removeprefix("src/")).with_suffix("").parts
+    parts = Path(file.removeprefix("lab/src/").removeprefix("src/")).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -102,7 +102,9 @@ def reached_from(files: Iterable[str], importers: Mapping[str, set[str]]) -> dic
     while front:
         distance.update(dict.fromkeys(front, steps))
         found = {(file, other) for file in front for other in importers[file]}
-        front = {other for file, other in found if file != FACADE or other.startswith("tests/")} - distance.keys()
+        front = {
+            other for file, other in found if file != FACADE or other.startswith(("tests/", "lab/tests/"))
+        } - distance.keys()
         steps += 1
     return distance
 

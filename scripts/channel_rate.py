@@ -31,7 +31,6 @@ from ringfence.collectives import Buffer, Collective, Table, choose
 from ringfence.dataplane import native
 from ringfence.dataplane.request import CollectiveRequest
 from ringfence.keys import Secret
-from ringfence.lab.bench.machine import facts
 from ringfence.link.frames import Call
 from ringfence.runtime.channels import ChannelEngine
 from ringfence.runtime.communicator import Communicator
@@ -39,6 +38,7 @@ from ringfence.runtime.engine import Engine
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.progress import ProgressLoop
 from ringfence.transport.tcp import TcpNetwork
+from ringfence_lab.bench.machine import facts
 
 _CHANNELS = 2
 _MIB = 1 << 20

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringfence.lab.bench.machine import facts
+from ringfence_lab.bench.machine import facts
 from tests.integration.chaos import CASES, NEVER, Case, Outcome, Run, draw, tails, undisturbed
 from tests.integration.chaos_nodes import LAUNCHERS, Shape
 from tests.integration.rejoins import SCRIPT

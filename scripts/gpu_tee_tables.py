@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.lab.report import summary_text, tee_checks
-from ringfence.lab.report.digest import digest
-from ringfence.lab.report.figure import Figure
-from ringfence.lab.report.study import Study, read
-from ringfence.lab.report.tee_cells import CONFIDENTIAL, SEALED, having, steps
-from ringfence.lab.report.tee_cells import brief as ratio_text
-from ringfence.lab.report.tee_page import headline, inputs, summary
-from ringfence.lab.report.tee_published import distances
-from ringfence.lab.report.write import TEE_BUILDERS
+from ringfence_lab.report import summary_text, tee_checks
+from ringfence_lab.report.digest import digest
+from ringfence_lab.report.figure import Figure
+from ringfence_lab.report.study import Study, read
+from ringfence_lab.report.tee_cells import CONFIDENTIAL, SEALED, having, steps
+from ringfence_lab.report.tee_cells import brief as ratio_text
+from ringfence_lab.report.tee_page import headline, inputs, summary
+from ringfence_lab.report.tee_published import distances
+from ringfence_lab.report.write import TEE_BUILDERS
 from scripts import generated
 
 ROOT: Final = Path(__file__).parents[1]
@@ -137,8 +137,8 @@ def main() -> int:
         left = stale(study)
         print("\n".join(f"{name} is stale: run scripts/gpu-tee" for name in left) or "fresh")
         return 1 if left else 0
-    from ringfence.lab.report.drawing import chart_of
-    from ringfence.lab.report.style import save
+    from ringfence_lab.report.drawing import chart_of
+    from ringfence_lab.report.style import save
 
     with tempfile.TemporaryDirectory() as pixels:
         for name, figure in figures_of(study).items():

@@ -14,8 +14,8 @@ import time
 import torch
 
 from ringfence.collectives import Action, ScheduleId, build
-from ringfence.lab.bench.machine import facts
 from ringfence.transport.in_memory import Pipe
+from ringfence_lab.bench.machine import facts
 from tests.memory_cluster import World
 
 

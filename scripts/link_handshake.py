@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence.keys import DIGEST_BYTES, NONCE_BYTES, Secret
-from ringfence.lab.bench.machine import facts
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkHandshake
 from ringfence.runtime.link_keys import LinkKeys
+from ringfence_lab.bench.machine import facts
 
 _HELLO = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(NONCE_BYTES))
 _NONCE = bytes(NONCE_BYTES)

@@ -7,15 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.cli.plan import read_study
-from ringfence.cli.plan_views import seconds_text, share_text
-from ringfence.lab.plan import models
-from ringfence.lab.plan.calibrate import calibrate
-from ringfence.lab.plan.predict import workers_per_machine
-from ringfence.lab.plan.steps import Question, replayed
-from ringfence.lab.plan.traces import as_replayed
-from ringfence.lab.plan.validate import Line, Validation, validate
-from ringfence.lab.plan.work import VARIANTS
+from ringfence_lab.cli.plan import read_study
+from ringfence_lab.cli.plan_views import seconds_text, share_text
+from ringfence_lab.plan import models
+from ringfence_lab.plan.calibrate import calibrate
+from ringfence_lab.plan.predict import workers_per_machine
+from ringfence_lab.plan.steps import Question, replayed
+from ringfence_lab.plan.traces import as_replayed
+from ringfence_lab.plan.validate import Line, Validation, validate
+from ringfence_lab.plan.work import VARIANTS
 
 STUDY: Final = Path(__file__).parents[1] / "docs" / "results" / "machines"
 SCHEDULES: Final = {"ringfence-ring": "two-levels", "ringfence-tree": "tree", "ringfence-doubling": "doubling"}

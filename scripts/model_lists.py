@@ -13,9 +13,9 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from ringfence.lab.plan.models import rolled
+from ringfence_lab.plan.models import rolled
 
-FOLDER: Final = Path(__file__).parents[1] / "src" / "ringfence" / "lab" / "plan" / "data" / "models"
+FOLDER: Final = Path(__file__).parents[1] / "lab" / "src" / "ringfence_lab" / "plan" / "data" / "models"
 
 
 def _gpt2(**sizes: Any) -> Any:

@@ -11,18 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.cli.plan import read_study
-from ringfence.cli.plan_checks import calibrated_rows, copies_rows, lee_rows, tee_rows, tee_summary, verified
-from ringfence.cli.plan_views import seconds_text, share_text
-from ringfence.lab.plan import gpu_tee, hardware, models, published
-from ringfence.lab.plan.calibrate import calibrate
-from ringfence.lab.plan.hardware import FIGURES, Hardware
-from ringfence.lab.plan.recommend import best_for, in_the_clear, plan
-from ringfence.lab.plan.selection_table import DEFAULT, differences, table
-from ringfence.lab.plan.steps import Question, replayed, step
-from ringfence.lab.plan.traces import trace
-from ringfence.lab.plan.validate import Line, Validation, validate
-from ringfence.lab.plan.work import VARIANTS
+from ringfence_lab.cli.plan import read_study
+from ringfence_lab.cli.plan_checks import calibrated_rows, copies_rows, lee_rows, tee_rows, tee_summary, verified
+from ringfence_lab.cli.plan_views import seconds_text, share_text
+from ringfence_lab.plan import gpu_tee, hardware, models, published
+from ringfence_lab.plan.calibrate import calibrate
+from ringfence_lab.plan.hardware import FIGURES, Hardware
+from ringfence_lab.plan.recommend import best_for, in_the_clear, plan
+from ringfence_lab.plan.selection_table import DEFAULT, differences, table
+from ringfence_lab.plan.steps import Question, replayed, step
+from ringfence_lab.plan.traces import trace
+from ringfence_lab.plan.validate import Line, Validation, validate
+from ringfence_lab.plan.work import VARIANTS
 from scripts import generated, machine_tables
 from scripts.plan_samples import bench_rows
 

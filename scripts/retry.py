@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
 MOST: Final = 3  # failures in all; more are not bad luck
-FOLDERS: Final = ("tests/cli/", "tests/integration/")  # not conformance and attack: their failures are wrong results
+# Not conformance and attack: their failures are wrong results.
+FOLDERS: Final = ("tests/cli/", "tests/integration/", "lab/tests/cli/", "lab/tests/integration/")
 # The last line of a failure that load can cause: see `Failure` in tests/pool.py, subprocess, and pytest-timeout.
 CAUSED_BY_LOAD: Final = re.compile(
     r"^(E +)?(rank \d+: )?(.*\.)?(Hang: |Death: killed by SIGKILL|TimeoutExpired: |Failed: Timeout)", re.M

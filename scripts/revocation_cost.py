@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence.admission.proofs import crl, ocsp_status
 from ringfence.admission.proofs.freshness import Memory
-from ringfence.lab.bench.machine import facts, now
+from ringfence_lab.bench.machine import facts, now
 from tests.certificates import HOUR, NOW, Authority, spiffe
 from tests.unit import nvidia_mint, ocsp_mint
 

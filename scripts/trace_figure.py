@@ -119,7 +119,7 @@ def draw(traces: list[dict[str, Any]]) -> Any:
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
-    from ringfence.lab.report.style import STAGES, WIDTH
+    from ringfence_lab.report.style import STAGES, WIDTH
 
     steps = [event for event in traces[0]["traceEvents"] if event.get("ph") == "X" and event["name"] == "step"]
     shortest = min(steps, key=lambda event: event["dur"])
@@ -164,7 +164,7 @@ def main() -> None:
         return
     import matplotlib.pyplot as plt
 
-    from ringfence.lab.report.style import STYLE
+    from ringfence_lab.report.style import STYLE
 
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.keep or Path(temporary)

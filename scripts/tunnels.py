@@ -23,9 +23,9 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from ringfence.lab.bench.machine import facts, now
-from ringfence.lab.bench.netns import Hosts
-from ringfence.lab.bench.worker_pool import Placement
+from ringfence_lab.bench.machine import facts, now
+from ringfence_lab.bench.netns import Hosts
+from ringfence_lab.bench.worker_pool import Placement
 
 ROUNDS: Final = 3
 CALLS: Final = {1 << 20: 15, 25 << 20: 5}  # of each round, by size

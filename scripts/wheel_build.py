@@ -19,7 +19,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from scripts.wheel_contents import check_archive, check_wheel, print_wheel
+from scripts.wheel_contents import LAB, check_archive, check_wheel, print_wheel
 
 ROOT = Path(__file__).parents[1]
 PLATFORM = f"manylinux_2_28_{platform.machine()}"  # as torch's own wheels; auditwheel refuses a binary that needs more
@@ -74,21 +74,22 @@ def normalise(archive: Path, epoch: int) -> None:
 
 
 def build_wheel(archive: Path, work: Path, kind: str, epoch: int) -> Path:
-    """Build a wheel of the kind, `compiled` or `pure`, from the source archive."""
+    """Build a wheel from the source archive: the product's, `compiled` or `pure`, or the one of the `lab`."""
     source, made = work / kind / "source", work / kind / "wheel"
     with tarfile.open(archive) as packed:
         packed.extractall(source, filter="data")
     (tree,) = source.iterdir()
     settings = {
         "SOURCE_DATE_EPOCH": str(epoch),
-        "RINGFENCE_BUILD": kind,
+        "RINGFENCE_BUILD": "compiled" if kind == "compiled" else "pure",
         "CC": "gcc",
         "LDSHARED": "gcc -shared",  # Python's own command may name the folder that Python was installed in
         "LDFLAGS": "-Wl,--strip-all",
     }
-    run([sys.executable, "-c", HOOK, "build_wheel", str(made)], tree, **settings)
+    project = tree / "lab" if kind == "lab" else tree
+    run([sys.executable, "-c", HOOK, "build_wheel", str(made)], project, **settings)
     (wheel,) = made.iterdir()
-    if kind == "pure":
+    if kind != "compiled":
         return wheel
     repaired = work / kind / "repaired"
     options = ["--plat", PLATFORM, "--only-plat", "--wheel-dir", str(repaired)]
@@ -98,23 +99,24 @@ def build_wheel(archive: Path, work: Path, kind: str, epoch: int) -> Path:
 
 
 def build_all(out: Path) -> list[Path]:
-    """Build and check all three; returns where they are."""
+    """Build and check all four; returns where they are."""
     files = tracked_files()
     epoch = time_of_sources()
     with tempfile.TemporaryDirectory(prefix="ringfence-wheels-") as folder:
         work = Path(folder)
         archive = build_archive(files, work, epoch)
-        compiled, pure = (build_wheel(archive, work, kind, epoch) for kind in ("compiled", "pure"))
+        compiled, pure, lab = (build_wheel(archive, work, kind, epoch) for kind in ("compiled", "pure", "lab"))
         here = {f"{place}/" for place in (work, ROOT, Path.home(), sys.prefix, sys.base_prefix)} - EVERYWHERE
         problems = [
             *check_wheel(compiled, files, f"cp311-abi3-{PLATFORM}", here),
             *check_wheel(pure, files, "py3-none-any", here),
+            *check_wheel(lab, files, "py3-none-any", here, LAB),
             *check_archive(archive, files, here),
         ]
         if problems:
             raise SystemExit("\n".join(problems))
         out.mkdir(parents=True, exist_ok=True)
-        return [Path(shutil.copy(file, out / file.name)) for file in (compiled, pure, archive)]
+        return [Path(shutil.copy(file, out / file.name)) for file in (compiled, pure, lab, archive)]
 
 
 def check_built(wheels: list[Path]) -> None:
@@ -144,7 +146,7 @@ def main() -> None:
         return
     made = build_all(asked.out)
     if asked.list:
-        for wheel in made[:2]:
+        for wheel in made[:3]:
             print_wheel(wheel)
     for file in made:
         print(f"{digest(file)}  {file.stat().st_size:>9,} bytes  {file.name}")

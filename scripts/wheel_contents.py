@@ -19,24 +19,29 @@ BINARY = "ringfence/dataplane/_core.abi3.so"
 INFORMATION = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
 
 
-def check_wheel(wheel: Path, files: list[str], tag: str, here: set[str]) -> Iterator[str]:
+PACKAGE = "src/ringfence"  # of the product
+LAB = "lab/src/ringfence_lab"
+
+
+def check_wheel(wheel: Path, files: list[str], tag: str, here: set[str], package: str = PACKAGE) -> Iterator[str]:
     """What is wrong with a wheel, sentence by sentence. `files` are the project's, `here` are folders that no file may name."""
+    sources, _, expected = package.rpartition("/")
     name, version, found = wheel.name.removesuffix(".whl").split("-", 2)
-    if name != "ringfence" or found != tag:
+    if name != expected or found != tag:
         yield f"{wheel.name}: the name should end with {tag}"
     with zipfile.ZipFile(wheel) as packed:
         contents = {item.filename: packed.read(item) for item in packed.infolist() if not item.is_dir()}
     wanted = {
-        file.removeprefix("src/")
+        file.removeprefix(f"{sources}/")
         for file in files
-        if file.startswith("src/ringfence/") and not file.startswith(SOURCES)
+        if file.startswith(f"{package}/") and not file.startswith(SOURCES)
     }
-    wanted |= {f"ringfence-{version}.dist-info/{file}" for file in INFORMATION}
+    wanted |= {f"{expected}-{version}.dist-info/{file}" for file in INFORMATION}
     if "abi3" in tag:
         wanted.add(BINARY)
         yield from (f"{wheel.name}: {problem}" for problem in check_binary(contents.get(BINARY, b"")))
     yield from compare(wheel.name, set(contents), wanted)
-    yield from check_record(wheel.name, contents, f"ringfence-{version}.dist-info/RECORD")
+    yield from check_record(wheel.name, contents, f"{expected}-{version}.dist-info/RECORD")
     yield from check_texts(wheel.name, contents, here)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringfence.lab import accelerator
+from ringfence_lab import accelerator
 
 JITTER = 0.0  # of every behaviour that does not set it
 FAR: dict[str, Any] = {"seconds": 600, "timeout": 240}  # for `Pool.run`: a call that ends only by its timeout is a hang

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.lab.report.charts import across, panels, side_by_side, stacked
-from ringfence.lab.report.style import Chart, save
+from ringfence_lab.report.charts import across, panels, side_by_side, stacked
+from ringfence_lab.report.style import Chart, save
 
 PICTURES: Final[dict[str, Chart]] = {
     "all-reduce": panels("Sealed all-reduce, loopback; with 95 % intervals for 4 and 8 workers on 2 cores"),

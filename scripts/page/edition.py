@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.lab.bench import link
-from ringfence.lab.bench import memory_use as memory
-from ringfence.lab.bench.measure import Measured
-from ringfence.lab.bench.names import PROFILED
-from ringfence.lab.bench.results import Result, result
-from ringfence.lab.bench.samples import FILE
+from ringfence_lab.bench import link
+from ringfence_lab.bench import memory_use as memory
+from ringfence_lab.bench.measure import Measured
+from ringfence_lab.bench.names import PROFILED
+from ringfence_lab.bench.results import Result, result
+from ringfence_lab.bench.samples import FILE
 
 SIZES: Final = (4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20)
 LARGE: Final = (25 << 20, 100 << 20)

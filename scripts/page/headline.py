@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ringfence.lab.bench.results import Line, Result
-from ringfence.lab.bench.units import time_text
+from ringfence_lab.bench.results import Line, Result
+from ringfence_lab.bench.units import time_text
 from scripts.page.edition import MODELS, Edition
 
 SEALED: Final = "ringfence"

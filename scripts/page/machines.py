@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ringfence.lab.bench.names import PROFILED
-from ringfence.lab.bench.results import Result
-from ringfence.lab.bench.units import size_text, time_text
+from ringfence_lab.bench.names import PROFILED
+from ringfence_lab.bench.results import Result
+from ringfence_lab.bench.units import size_text, time_text
 from scripts.page.edition import LARGE, Edition
 from scripts.page.targets import SEALED, rate_text
 

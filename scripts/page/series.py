@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ringfence.lab.bench.intervals import Interval
-from ringfence.lab.bench.names import PROFILED
-from ringfence.lab.bench.results import Result
-from ringfence.lab.bench.units import size_text
-from ringfence.lab.report.digest import digest
+from ringfence_lab.bench.intervals import Interval
+from ringfence_lab.bench.names import PROFILED
+from ringfence_lab.bench.results import Result
+from ringfence_lab.bench.units import size_text
+from ringfence_lab.report.digest import digest
 from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, Edition
 from scripts.page.headline import median_calls, points
 from scripts.page.targets import SEALED, line_of, rate_text

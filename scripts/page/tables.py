@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ringfence.lab.bench.intervals import Interval
-from ringfence.lab.bench.names import PROFILED, necessary_bytes
-from ringfence.lab.bench.units import size_text, time_text
+from ringfence_lab.bench.intervals import Interval
+from ringfence_lab.bench.names import PROFILED, necessary_bytes
+from ringfence_lab.bench.units import size_text, time_text
 from scripts.page import machines
 from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, Edition
 from scripts.page.headline import cpu, headline, median_calls

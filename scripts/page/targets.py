@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ringfence.lab.bench.intervals import Interval
-from ringfence.lab.bench.results import Line, Result
-from ringfence.lab.bench.units import size_text
+from ringfence_lab.bench.intervals import Interval
+from ringfence_lab.bench.results import Line, Result
+from ringfence_lab.bench.units import size_text
 from scripts.page.edition import LARGE, MODELS, OTHERS, SIZES, Edition
 from scripts.page.headline import SEALED, median_calls
 

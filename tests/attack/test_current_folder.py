@@ -13,6 +13,7 @@ import ringfence
 from ringfence import own_process
 
 PACKAGE = Path(ringfence.__file__).parent
+LAB = Path(__file__).parents[2] / "lab/src/ringfence_lab"
 PLANTED = "open('run-by-the-attacker', 'w').close()\n"
 
 
@@ -53,8 +54,9 @@ def test_the_attack_works_without_the_option(folder: Path) -> None:
 def test_every_module_is_started_by_this_function() -> None:
     """A list that begins with the interpreter and contains -m would start one in another way."""
     found = [
-        f"{file.relative_to(PACKAGE)}:{node.lineno}"
-        for file in sorted(PACKAGE.rglob("*.py"))
+        f"{file.relative_to(package)}:{node.lineno}"
+        for package in (PACKAGE, LAB)
+        for file in sorted(package.rglob("*.py"))
         if file.name != "own_process.py"
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and node.value == "-m"

@@ -74,7 +74,7 @@ def installation_without(folder: Path, *packages: str) -> str:
     venv.create(folder, symlinks=True)
     theirs = next(folder.glob("lib/python*/site-packages"))
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if entry.name.partition("-")[0].partition(".")[0].lower() not in packages:
+        if entry.name.removeprefix("__editable__.").partition("-")[0].partition(".")[0].lower() not in packages:
             (theirs / entry.name).symlink_to(entry)
     return str(folder / "bin" / "python")
 

@@ -27,7 +27,7 @@ from tests.unit import snp_records, tdx_records
 
 COLUMNS = 80
 ROOT = Path(__file__).parents[2]
-TRACES = ROOT / "tests" / "data" / "traces"
+TRACES = ROOT / "lab" / "tests" / "data" / "traces"
 STUDY = str(ROOT / "docs" / "results" / "study")
 SNP, TDX = snp_records.FOLDER, tdx_records.FOLDER
 TURIN = (f"{SNP}/oak-turin_report.bin", "--certificate", f"{SNP}/oak-turin_vcek.der", "--at", "2026-01-01")

@@ -17,7 +17,7 @@ import torch
 from ringfence.cli.selftest import device, worker
 from ringfence.cli.selftest.device import Setting
 from ringfence.cli.selftest.outcome import Outcome
-from ringfence.lab import accelerator
+from ringfence_lab import accelerator
 from tests.integration.device_scenarios import FAULTS
 
 CHOOSE = "choose"

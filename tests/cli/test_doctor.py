@@ -416,7 +416,7 @@ ON_A_DEVICE = """
 import json, sys
 from dataclasses import asdict
 from ringfence.cli.checks import device
-from ringfence.lab import accelerator
+from ringfence_lab import accelerator
 accelerator.load()
 found = {}
 for on in (False, True):

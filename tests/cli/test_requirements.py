@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from ringfence import cli
-from ringfence.cli.lab_commands import LAB as COMMANDS
-from ringfence.cli.requirements import LAB
+from ringfence.cli.further_commands import LAB
 from tests.cli.command import installation_without, ringfence
 
 COLLECTIVES = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
 MEMORY = ("bench", "memory", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
-TRAIN = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1")
 TORCH = 'workers need torch: python -m pip install "torch>=2.13,<2.16"'
-INSTALL_LAB = 'pip install ".[lab]" in a clone'
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("command", [("doctor",), ("--help",)], ids=" ".join)
@@ -39,35 +37,28 @@ def test_without_torch_no_worker_is_started(tmp_path: Path, command: tuple[str, 
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"ringfence: {TORCH}\n")
 
 
-@pytest.mark.parametrize("command", [TRAIN, ("study", "--quick")], ids=" ".join)
-def test_without_transformers_nothing_is_measured(tmp_path: Path, command: tuple[str, ...]) -> None:
-    python = installation_without(tmp_path / "environment", "transformers")
-    done = ringfence(*command, folder=tmp_path, python=python)
-    says = f"ringfence: {command[0]} needs the lab extra: {INSTALL_LAB}\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
-
-
 class TestWithoutTheLab:
-    """An installation without the packages of the extra `lab`."""
+    """An installation of the product alone."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def python(cls, tmp_path_factory: pytest.TempPathFactory) -> str:
-        return installation_without(tmp_path_factory.mktemp("product"), *LAB)
+        return installation_without(tmp_path_factory.mktemp("product"), "ringfence_lab")
 
     @pytest.mark.parametrize(
         "command", [COLLECTIVES, ("study", "--list"), ("report",), ("plan", "--help"), ("bench",)], ids=" ".join
     )
     def test_its_commands_say_what_to_install(self, python: str, tmp_path: Path, command: tuple[str, ...]) -> None:
         done = ringfence(*command, folder=tmp_path, python=python)
-        says = f"ringfence: {command[0]} needs the lab extra: {INSTALL_LAB}\n"
+        install = "pip install . ./lab in a clone of ringfence"
+        says = f"ringfence: {command[0]} is a command of the lab, which is not installed: {install}\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
 
     def test_the_help_lists_all_commands(self, python: str) -> None:
         done = ringfence("--help", python=python)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == ringfence("--help").stdout
-        assert all(f"\n    {name} " in done.stdout for name in COMMANDS)
+        assert all(f"\n    {name} " in done.stdout for name in LAB)
 
     def test_commands_of_the_product_work(self, python: str, tmp_path: Path) -> None:
         for command in (("secret", "new", "run.secret"), ("policy", "new", "policy.toml"), ("doctor",)):
@@ -76,11 +67,13 @@ class TestWithoutTheLab:
             assert done.returncode == (1 if command == ("doctor",) else 0), done.stdout  # it finds no settings
 
 
-def test_the_extras_have_what_the_lab_imports() -> None:
-    document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    extras = document["project"]["optional-dependencies"]
-    assert set(extras["lab"]) <= set(extras["dev"])
-    assert {*LAB, "numpy"} == {requirement.partition(">")[0] for requirement in extras["lab"]}
+def test_the_lab_requires_exactly_this_version_of_the_product() -> None:
+    product, lab = (
+        tomllib.loads((ROOT / name).read_text())["project"] for name in ("pyproject.toml", "lab/pyproject.toml")
+    )
+    assert lab["version"] == product["version"]
+    assert f"ringfence=={product['version']}" in lab["dependencies"]
+    assert set(lab["entry-points"]["ringfence.commands"]) == set(LAB)
 
 
 def test_the_help_of_each_lab_command_is_that_of_its_module() -> None:

@@ -23,14 +23,14 @@ import torch
 import torch.distributed as dist
 
 from ringfence.collectives import ScheduleId
-from ringfence.lab import accelerator
-from ringfence.lab.bench.intervals import ratios
-from ringfence.lab.bench.names import HOST
-from ringfence.lab.bench.worker_pool import Placement, WorkerPool
-from ringfence.lab.plan import hardware
-from ringfence.lab.plan.cost import staged as cost_of_staged
-from ringfence.lab.plan.loads import Cost
-from ringfence.lab.plan.work import VARIANTS
+from ringfence_lab import accelerator
+from ringfence_lab.bench.intervals import ratios
+from ringfence_lab.bench.names import HOST
+from ringfence_lab.bench.worker_pool import Placement, WorkerPool
+from ringfence_lab.plan import hardware
+from ringfence_lab.plan.cost import staged as cost_of_staged
+from ringfence_lab.plan.loads import Cost
+from ringfence_lab.plan.work import VARIANTS
 from tests import device
 from tests.pool import Pool
 

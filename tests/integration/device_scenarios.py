@@ -20,11 +20,11 @@ from torch.futures import Future
 from ringfence.backend import work as work_module
 from ringfence.backend.work import RingfenceWork
 from ringfence.dataplane.request import CollectiveRequest
-from ringfence.lab import accelerator
 from ringfence.staging import collective, slots, transfer
 from ringfence.staging.call import StagedCall
 from ringfence.staging.collective import StagedCollective
 from ringfence.staging.device_thread import thread_of
+from ringfence_lab import accelerator
 from tests import device
 
 COUNT = 400_000  # float32: ten passes of small slots

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import ringfence
 from ringfence.collectives import Collective, Table
 from ringfence.keys import SEGMENT_BYTES
-from ringfence.lab.bench.byte_counts import Traffic, traffic
 from ringfence.machines import spread
+from ringfence_lab.bench.byte_counts import Traffic, traffic
 from tests.pool import IN_SHARED_MEMORY, ON_TWO_MACHINES, Pool
 from tests.progress_thread import between_steps
 

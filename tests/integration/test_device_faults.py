@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.errors import RingfenceError, UnsupportedError
-from ringfence.lab import accelerator
 from ringfence.staging.device_thread import thread_of
+from ringfence_lab import accelerator
 from tests import device
 from tests.device import FAR
 from tests.integration.process_signal import ProcessSignal

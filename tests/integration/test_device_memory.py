@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence.lab import accelerator
-from ringfence.lab.accelerator import Stats
+from ringfence_lab import accelerator
+from ringfence_lab.accelerator import Stats
 from tests import device
 from tests.pool import Pool
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence.lab import accelerator
-from ringfence.lab.accelerator import HeldKernel
 from ringfence.staging.call import StagedCall
 from ringfence.staging.collective import slice_bytes
 from ringfence.staging.device_thread import thread_of
 from ringfence.staging.slots import SLOTS
+from ringfence_lab import accelerator
+from ringfence_lab.accelerator import HeldKernel
 from tests import device
 from tests.device import FAR
 from tests.pool import Pool

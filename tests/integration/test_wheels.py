@@ -24,6 +24,7 @@ from tests.integration.test_readme import ROOT, completed
 COMPILED = f"ringfence-{__version__}-cp311-abi3-manylinux_2_28_{platform.machine()}.whl"
 PURE = f"ringfence-{__version__}-py3-none-any.whl"
 ARCHIVE = f"ringfence-{__version__}.tar.gz"
+LAB = f"ringfence_lab-{__version__}-py3-none-any.whl"
 WHEELS = {"compiled": COMPILED, "pure": PURE}
 
 pytestmark = pytest.mark.nightly  # and when packaging changes: .ci/due
@@ -63,21 +64,16 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return made
 
 
-def test_build_creates_two_wheels_and_a_source_archive(built: Path) -> None:
-    assert {file.name for file in built.glob("ringfence*")} == {COMPILED, PURE, ARCHIVE}
+def test_build_creates_three_wheels_and_a_source_archive(built: Path) -> None:
+    assert {file.name for file in built.glob("ringfence*")} == {COMPILED, PURE, LAB, ARCHIVE}
 
 
 @pytest.mark.parametrize("kind", WHEELS)
 def test_wheel_contains_only_the_package(built: Path, kind: str) -> None:
     with zipfile.ZipFile(built / WHEELS[kind]) as wheel:
         names = set(wheel.namelist())
-    assert {
-        "ringfence/py.typed",
-        "ringfence/lab/accelerator/csrc/streams.cpp",
-        "ringfence/lab/accelerator/csrc/streams.hpp",
-        "ringfence/lab/report/templates/page.html",
-        "ringfence/lab/study/grids/default.toml",
-    } <= names
+    assert "ringfence/py.typed" in names
+    assert {name.split("/")[0] for name in names} == {"ringfence", f"ringfence-{__version__}.dist-info"}
     assert {"ringfence/admission/roots/amd-milan.pem", f"ringfence-{__version__}.dist-info/licenses/LICENSE"} <= names
     assert [
         name for name in names if name.endswith((".c", ".h", ".pyc")) or name.startswith(("tests/", "scripts/"))
@@ -124,6 +120,23 @@ def test_pip_prefers_the_compiled_wheel(built: Path, tmp_path: Path, machine: st
 def test_the_command_works_from_an_installed_wheel(installed: dict[str, Path], kind: str, tmp_path: Path) -> None:
     command = installed[kind] / "bin/ringfence"
     assert "usage: ringfence" in run(command, "--help", folder=tmp_path)
+
+
+def test_the_lab_holds_the_engine_without_sealing_and_its_commands_work(
+    built: Path, installed: dict[str, Path], tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(built / LAB) as wheel:
+        names = set(wheel.namelist())
+    assert {
+        "ringfence_lab/bench/unsealed.py",
+        "ringfence_lab/accelerator/csrc/streams.cpp",
+        "ringfence_lab/accelerator/csrc/streams.hpp",
+        "ringfence_lab/report/templates/page.html",
+        "ringfence_lab/study/grids/default.toml",
+    } <= names
+    pip = (sys.executable, "-m", "pip", "--python", installed["pure"], "install", "--no-index", "--no-deps")
+    run(*pip, built / LAB, folder=built)
+    command = installed["pure"] / "bin/ringfence"
     assert "gpt2" in run(command, "plan", "--model", "gpt2", "--hardware", "tdx-100g", folder=tmp_path)
 
 

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
         ("src/ringfence/keys.py", "tests/vectors/test_link_vectors.py"),
         ("docs/index.md", "tests/unit/test_documents.py"),
         ("formal/README.md", "tests/unit/test_formal.py"),
+        ("lab/src/ringfence_lab/plan/cost.py", "lab/tests/unit/test_plan_cost.py"),
         ("tests/memory_cluster.py", "tests/unit/test_runtime.py"),
         ("tests/unit/test_keys.py", "tests/unit/test_keys.py"),
     ],
@@ -34,7 +35,7 @@ def test_a_change_reaches_its_tests(file: str, test: str) -> None:
 
 def test_the_nearest_tests_come_first() -> None:
     tests = reached_tests(["src/ringfence/runtime/engine.py"])
-    assert tests.index("tests/unit/test_runtime_endings.py") < tests.index("tests/unit/test_bench.py")
+    assert tests.index("tests/unit/test_runtime_endings.py") < tests.index("lab/tests/unit/test_bench.py")
 
 
 def test_a_change_does_not_reach_what_is_below_it() -> None:
@@ -45,10 +46,14 @@ def test_a_change_does_not_reach_what_is_below_it() -> None:
 def test_every_unit_test_is_reached_by_something_else() -> None:
     """Otherwise a change of what it tests would not select it."""
     importers = import_graph()
-    start = [file for file in importers if not file.startswith("tests/unit/")]
+    start = [file for file in importers if not file.startswith(("tests/unit/", "lab/tests/unit/"))]
     read = {reader for readers in changed.READERS.values() for reader in readers}
     reached = reached_from(start, importers).keys() | read
-    tests = {f"tests/unit/{path.name}" for path in (ROOT / "tests/unit").glob("test_*.py")}
+    tests = {
+        f"{folder}/{path.name}"
+        for folder in ("tests/unit", "lab/tests/unit")
+        for path in (ROOT / folder).glob("test_*.py")
+    }
     assert tests - reached == set()
 
 

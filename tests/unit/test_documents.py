@@ -27,7 +27,12 @@ def test_security_says_where_to_report_a_vulnerability() -> None:
 
 def test_every_setting_is_documented() -> None:
     pattern = re.compile(r"\bRINGFENCE_[A-Z_]*[A-Z]\b")
-    used = {name for file in (ROOT / "src").rglob("*.py") for name in pattern.findall(file.read_text())}
+    used = {
+        name
+        for folder in ("src", "lab/src")
+        for file in (ROOT / folder).rglob("*.py")
+        for name in pattern.findall(file.read_text())
+    }
     documented = set(pattern.findall((ROOT / "docs/reference/settings.md").read_text()))
     assert used - set(RENAMED) == documented == set(KNOWN)
 
@@ -42,11 +47,11 @@ def test_nothing_installs_ringfence_by_its_name_alone() -> None:
 
 
 def test_what_is_said_to_be_installed_is_what_the_project_asks_for() -> None:
-    asked = (ROOT / "pyproject.toml").read_text()
+    asked = (ROOT / "pyproject.toml").read_text() + (ROOT / "lab/pyproject.toml").read_text()
     told = {
         wanted
         for file in files_of_the_project()
-        if file.relative_to(ROOT).parts[0] in ("docs", "scripts", "src") and "results" not in file.parts
+        if file.relative_to(ROOT).parts[0] in ("docs", "lab", "scripts", "src") and "results" not in file.parts
         for wanted in re.findall(r"pip install \"([a-z][^\"{]*>=[^\"{]*)\"", file.read_text())
     }
     assert told
@@ -94,7 +99,7 @@ def recorded() -> set[Path]:
     """What others' hardware said, what the fuzzer found, and compressed traces: bytes, not words."""
     evidence = {file for file in (ROOT / "tests/evidence").rglob("*") if file.name != "SOURCES.md"}
     found = {file for file in (ROOT / "tests/fuzz/found").iterdir() if file.suffix != ".md"}
-    traces = set((ROOT / "tests/data/traces").glob("*.gz"))
+    traces = set((ROOT / "lab/tests/data/traces").glob("*.gz"))
     return {file for file in evidence | found | traces if file.is_file() and file.suffix != ".pyc"}
 
 

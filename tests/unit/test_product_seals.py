@@ -3,8 +3,8 @@
 A tensor leaves a worker through an engine, which seals it with the sealers that it makes, or through a process group of
 torch's own, which does not seal. So the product is safe if all of the following hold:
 
-1. The product imports nothing of the lab, where the engine without sealing is. (`ringfence bench`, `study`, `report` and
-   `plan` are commands of the lab.)
+1. The product's wheel holds nothing of the lab, where the engine without sealing is (tests/integration/test_wheels.py), and
+   imports nothing of it (test_imports.py).
 2. Only `Session` chooses the engine's class, and it chooses `Engine`. Only `Engine` makes sealers, and it makes those of
    `ringfence.link.seal`. No class of the product derives from any of them.
 3. The product makes no process group of another backend, with two exceptions: `ringfence demo`, which shows what a network
@@ -19,33 +19,20 @@ import ast
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence.backend import create, sessions
-from ringfence.cli.lab_commands import LAB as LAB_COMMANDS
-from ringfence.cli.requirements import LAB
 from ringfence.keys import Secret
-from ringfence.lab.bench.unsealed import UnsealedKeys, UnsealedSession
 from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.session import Session
 from ringfence.settings import Settings
-from tests.unit.test_imports import FILES, PACKAGE, imports_of, tree_of, violations
+from ringfence_lab.bench.unsealed import UnsealedKeys, UnsealedSession
+from tests.unit.test_imports import FILES, PACKAGE, tree_of, violations
 
-
-def is_lab_command(file: Path) -> bool:
-    """Whether a file is a command of the lab, such as `cli/bench.py`, or a part of one, such as `cli/plan_views.py`."""
-    place = file.relative_to(PACKAGE)
-    return place.parts[0] == "cli" and place.parts[1].removesuffix(".py").partition("_")[0] in LAB_COMMANDS
-
-
-OUTSIDE = [file for file in FILES if file.relative_to(PACKAGE).parts[0] != "lab"]
-PRODUCT = [file for file in OUTSIDE if not is_lab_command(file)]
-MEASURING = {"unsealed", "variants", "worker", "training", "profile", "fixed_schedule", "replay", "rings"}
 MAKERS = {"sealer", "opener", "origin_keys"}
 SEALERS = {"Sealer", "Opener", "OriginKeys"}
 SEALED = SEALERS | {"Engine", "LinkKeys", "Session"}
@@ -128,35 +115,8 @@ def _names(nodes: Sequence[ast.AST]) -> set[str]:
     return found
 
 
-# `ringfence selftest --device sim` loads the simulated device, if the lab is installed.
-SIMULATED = {"cli/selftest/device.py": "ringfence.lab.accelerator"}
-
-
-def lab_imports(file: Path) -> list[str]:
-    permitted = SIMULATED.get(str(file.relative_to(PACKAGE)))
-    wrong = {name for name in imports_of(file) if name.startswith("ringfence.lab") and name != permitted}
-    wrong |= {name for name in imports_of(file) if name.split(".")[0] in LAB}
-    return [f"imports {name}" for name in sorted(wrong)]
-
-
-def test_the_product_imports_neither_the_lab_nor_its_packages() -> None:
-    assert not violations(PRODUCT, lab_imports)
-
-
-def variant_makers(file: Path) -> list[str]:
-    imported = {name for name in imports_of(file) if name.startswith("ringfence.lab")}
-    return [f"imports {name}" for name in sorted(imported) if MEASURING & set(name.split("."))]
-
-
-def test_commands_of_the_lab_do_not_import_what_makes_a_variant() -> None:
-    """The benchmark's own worker processes import it."""
-    commands = [file for file in OUTSIDE if is_lab_command(file)]
-    assert commands and not violations(commands, variant_makers)
-    assert variant_makers(PACKAGE / "lab" / "bench" / "worker.py"), "the check finds nothing"
-
-
 def test_no_file_of_the_product_leads_past_the_sealers() -> None:
-    assert not violations(PRODUCT, lambda file: list(unsealed(tree_of(file), str(file.relative_to(PACKAGE)))))
+    assert not violations(FILES, lambda file: list(unsealed(tree_of(file), str(file.relative_to(PACKAGE)))))
 
 
 @pytest.mark.parametrize(

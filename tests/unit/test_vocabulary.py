@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TABLE = tomllib.loads((ROOT / "tests" / "vocabulary.toml").read_text())
-FOLDERS = ("src", "tests", "docs", "spec", "scripts", "formal")
+FOLDERS = ("src", "lab", "tests", "docs", "spec", "scripts", "formal")
 TEXTS = {".py", ".pyi", ".c", ".h", ".cpp", ".hpp", ".md", ".toml", ".css", ".html", ".j2", ".sh", ".pv", ".pvl", ""}
 RECORDED = ("docs/results", "docs/figures", "tests/evidence", "tests/fuzz/found")  # bytes that others made, or tools
 FILES = sorted(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import io
 import os
 import select
@@ -14,7 +13,6 @@ from typing import Final, TextIO
 
 from ringfence import __version__
 from ringfence.cli import terminal
-from ringfence.cli.lab_commands import LAB
 from ringfence.errors import RingfenceError
 
 # 128 + SIGPIPE, as a shell reports it when a reader such as `head` closes the pipe; not 0, which means success. The signal
@@ -114,7 +112,7 @@ def _flushed(stream: TextIO) -> bool:
 def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
-    Of the lab's commands only the one that `arguments` call is complete; the others have a line of help each. Without
+    Of further commands only the one that `arguments` call is complete; the others have a line of help each. Without
     `arguments` all commands are complete.
     """
     # imported here, so that Ctrl-C during these imports is handled
@@ -124,8 +122,8 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
         demo,
         doctor,
         evidence,
+        further_commands,
         policy,
-        requirements,
         run,
         secret,
         selftest,
@@ -140,11 +138,6 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (run, demo, doctor, selftest, secret, policy, certificate, evidence, checkpoint):
         command.add_to(commands)
-    called = set(LAB) if arguments is None else {next((word for word in arguments if not word.startswith("-")), None)}
-    for name, summary in LAB.items():
-        if name in called:
-            requirements.lab(name)
-            importlib.import_module(f"ringfence.cli.{name}").add_to(commands)
-        else:
-            commands.add_parser(name, help=summary)
+    called = None if arguments is None else next((word for word in arguments if not word.startswith("-")), "")
+    further_commands.add_to(commands, called)
     return parser

@@ -8,23 +8,10 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import Final
 
 from ringfence import torch_versions
 from ringfence.cli.checks import software
 from ringfence.errors import ConfigurationError
-
-# What the extra `lab` of pyproject.toml installs, by the names of the modules; scipy brings numpy.
-LAB: Final = ("jinja2", "matplotlib", "pyarrow", "rich", "scipy", "transformers")
-
-
-def lab(command: str) -> None:
-    """Check that the packages of the extra `lab` are installed.
-
-    Raises ConfigurationError, which says what to install.
-    """
-    if any(find_spec(name) is None for name in LAB):
-        raise ConfigurationError(f'{command} needs the lab extra: pip install ".[lab]" in a clone')
 
 
 def workers() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ringfence.cli import requirements, terminal
-from ringfence.cli.bench import interrupt
 from ringfence.cli.demo import capture as wire
 from ringfence.cli.demo import viewer
 from ringfence.cli.demo.relay import Relay
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the three steps; the exit code is 0 only if every check passes."""
     requirements.workers()
     requirements.backend()
-    signal.signal(signal.SIGTERM, interrupt)  # ends workers and removes files as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends workers and removes files as on Ctrl-C
     private = wire.enter_private_network()
     capture = wire.open_capture()
     with tempfile.TemporaryDirectory(prefix="ringfence-demo-") as name:

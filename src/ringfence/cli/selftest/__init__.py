@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.cli import requirements, terminal
-from ringfence.cli.bench import interrupt
 from ringfence.cli.selftest import catalogue, text
 from ringfence.cli.selftest.page import page
 from ringfence.cli.selftest.workers import Plan
@@ -87,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the self-test."""
     requirements.workers()
     requirements.backend()
-    signal.signal(signal.SIGTERM, interrupt)  # ends workers and removes files as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends workers and removes files as on Ctrl-C
     report = execute(options, Plan(options.device, options.workers, options.quick))
     if options.page:
         options.page.write_text(page(report), encoding="utf-8")

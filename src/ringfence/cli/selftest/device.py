@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
 from ringfence import __version__
+from ringfence.cli.further_commands import INSTALL_LAB
 from ringfence.dataplane import native
 from ringfence.errors import ConfigurationError
 
@@ -46,7 +46,7 @@ def open_device(wanted: str, rank: int) -> torch.device:
     """
     kind, _, index = wanted.partition(":")
     if kind == SIMULATED:
-        _load_simulated()
+        _simulated().load()
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         raise ConfigurationError(_none_found())
@@ -76,17 +76,14 @@ def _none_found() -> str:
     )
 
 
-def _load_simulated() -> None:
-    name = "ringfence.lab.accelerator"
-    spec = find_spec(name) if find_spec("ringfence.lab") else None
-    if spec is None or spec.origin is None or not (Path(spec.origin).parent / "csrc").is_dir():
+def _simulated() -> Any:
+    """Return the simulated device, which the lab brings as an entry point."""
+    found = next(iter(metadata.entry_points(group="ringfence.devices", name=SIMULATED)), None)
+    if found is None:
         raise ConfigurationError(
-            "the simulated device is part of the lab, which is not installed here: run "
-            "`pip install -e .` in a clone of ringfence, with g++ installed"
+            f"the simulated device is part of the lab, which is not installed: {INSTALL_LAB}, with g++ installed"
         )
-    from ringfence.lab import accelerator
-
-    accelerator.load()
+    return found.load()
 
 
 # -- long kernels ----------------------------------------------------------------------------------------------------
@@ -95,9 +92,7 @@ def _load_simulated() -> None:
 def long_kernel(device: torch.device) -> LongKernel:
     """Return a function that launches a kernel of a given duration on the current stream."""
     if device.type == SIMULATED:
-        from ringfence.lab import accelerator
-
-        return accelerator.sleep
+        return cast(LongKernel, _simulated().sleep)
     if device.type == "cuda":
         per_second = 1e6 / _seconds_of(lambda: torch.cuda._sleep(1_000_000), 10)
         return lambda seconds: torch.cuda._sleep(math.ceil(seconds * per_second))

@@ -1,0 +1,140 @@
+"""Memory beyond the tensors: the peak of each worker's resident memory in an all-reduce, less what is said here.
+
+    start    resident once torch and the default Gloo group are up, before the variant is made
+    warm     after it was made and has summed a tensor of 4 KiB
+    peak     the most while it sums the large tensor, three times
+
+beyond = peak - warm - the tensor. The variant's own connections, threads and first buffers are warm - start: that is
+shown beside it and not hidden in it. The kernel's socket buffers belong to no process; their limits are shown too.
+Links are the TCP connections that carried a share of the tensor. Each variant has processes of its own, beside
+nothing but the Gloo group that torch.distributed needs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from ringfence_lab.bench import machine
+from ringfence_lab.bench.measure import Measured, Setup
+from ringfence_lab.bench.names import BASELINE
+from ringfence_lab.bench.samples import Case, Round, Samples
+from ringfence_lab.bench.units import size_text
+from ringfence_lab.bench.worker_pool import Placement, WorkerPool
+from ringfence_lab.tables import Progress, paragraph, table
+
+_MIB: Final = 1 << 20
+
+
+def measure(setup: Setup, sizes: Sequence[int], workers: Sequence[int], facts: Mapping[str, Any]) -> list[Measured]:
+    """Measure memory. A round starts a new worker pool and measures all sizes, small ones first."""
+    samples = Samples(setup.results)
+    worker_pools = [(count, name) for count in workers for name in setup.variants]
+    cases = {
+        worker_pool: [_case(setup, facts, *worker_pool, size) for size in sorted(sizes)] for worker_pool in worker_pools
+    }
+    left = {
+        worker_pool: setup.rounds - min(len(samples.rounds(case)) for case in cases[worker_pool])
+        for worker_pool in worker_pools
+    }
+    progress = Progress(sum(max(0, count) for count in left.values()))
+    try:
+        for worker_pool in worker_pools:
+            for _ in range(left[worker_pool]):
+                progress.say(f"{worker_pool[1]}, {worker_pool[0]} workers")
+                _measure_once(setup, facts, worker_pool, cases[worker_pool], samples)
+                progress.step()
+    finally:
+        progress.end()
+    return [
+        Measured(case, samples.rounds(case)[: setup.rounds])
+        for worker_pool in worker_pools
+        for case in cases[worker_pool]
+    ]
+
+
+def _case(setup: Setup, facts: Mapping[str, Any], workers: int, variant: str, size: int) -> dict[str, Any]:
+    around = replace(setup, variants=(variant,)).circumstances(facts)
+    return {"kind": "memory", "operation": "all_reduce", "size": size, "workers": workers, **around}
+
+
+def _measure_once(
+    setup: Setup, facts: Mapping[str, Any], group: tuple[int, str], cases: Sequence[Case], samples: Samples
+) -> None:
+    workers, variant = group
+    with WorkerPool([Placement()] * workers, list(dict.fromkeys((BASELINE[0], variant)))) as worker_pool:
+        samples.begin({**facts, **worker_pool.facts}, setup.command, machine.now())
+        before = worker_pool.tell("warm", name=variant)
+        for case in cases:
+            during = worker_pool.tell("swell", name=variant, size=case["size"])
+            found = {f"rank {rank}": {**before[rank], **during[rank]} for rank in range(workers)}
+            if len(samples.rounds(case)) < setup.rounds:
+                samples.add(case, found)
+
+
+@dataclass(frozen=True)
+class MemoryResult:
+    """One variant, size and number of workers: the worst worker of each round, the median over rounds; in bytes."""
+
+    case: Case
+    rounds: int
+    variant: str
+    links: int  # of one worker, that carried data
+    beyond: float  # peak - warm - tensor
+    per_link: float
+    made: float  # warm - start
+    socket_buffers_per_link: float  # limits, in the kernel
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def result(measured: Measured) -> MemoryResult:
+    """Summarize the rounds of a case."""
+    rounds, case = measured.rounds, measured.case
+    return MemoryResult(
+        case=case,
+        rounds=len(rounds),
+        variant=case["variants"][0],
+        links=max(each["links"] for samples in rounds for each in samples.values()),
+        beyond=_median_of_worst(rounds, _beyond),
+        per_link=_median_of_worst(rounds, lambda each: _beyond(each) / each["links"]),
+        made=_median_of_worst(rounds, lambda each: each["warm"] - each["start"]),
+        socket_buffers_per_link=_median_of_worst(rounds, lambda each: each["socket_buffers"] / each["links"]),
+    )
+
+
+def _beyond(each: Mapping[str, Any]) -> float:
+    beyond: float = each["peak"] - each["warm"] - each["tensor"]
+    return beyond
+
+
+def _median_of_worst(rounds: Sequence[Round], value: Callable[[Mapping[str, Any]], float]) -> float:
+    return statistics.median(max(value(each) for each in samples.values()) for samples in rounds)
+
+
+def results_text(results: Sequence[MemoryResult]) -> str:
+    """Return the results as text for a terminal."""
+    header = ("variant", "workers", "tensor", "links", "beyond", "per link", "setup", "kernel/link")
+    rows = [
+        (
+            each.variant,
+            str(each.case["workers"]),
+            size_text(each.case["size"]),
+            str(each.links),
+            *(
+                f"{value / _MIB:.1f} MiB"
+                for value in (each.beyond, each.per_link, each.made, each.socket_buffers_per_link)
+            ),
+        )
+        for each in results
+    ]
+    notes = (
+        "beyond: the worst worker's peak of resident memory in an all-reduce, less what was resident after a warm-up with "
+        "4 KiB and less the tensor itself.",
+        "setup: what connections, threads and the warm-up took before that.",
+        "kernel/link: the most that the socket buffers of one link hold, outside of every process.",
+    )
+    return "\n".join([table(header, rows), *map(paragraph, notes)])

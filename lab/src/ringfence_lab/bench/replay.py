@@ -1,0 +1,113 @@
+"""Training steps replayed from a trace: the all-reduces of a model's buckets, and its computing in between as time that passes.
+
+Models that do not fit here still have a communication pattern, and that runs for real. As in DDP, each bucket is handed over
+as soon as its gradients would be there, several are under way at once, and all are waited for at the end of the step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import torch
+
+from ringfence_lab import accelerator
+from ringfence_lab.bench.operations import Tensors, type_of
+from ringfence_lab.bench.variants import AloneVariant, Begun, Variant
+
+_MEMORY: Final = 64 << 20  # for all buckets together, unless one is larger
+_SIDE: Final = 256  # of the matrices that keep a core busy: a product takes a fraction of a millisecond
+
+
+class Memory:
+    """Memory that the buckets of a step share, one after the other and then from the beginning.
+
+    A bucket may come round to memory whose last sum is still under way, which DDP's never do. Nothing is lost by it: all is
+    zero, and so is every sum of it.
+    """
+
+    def __init__(self, sizes: Sequence[int], wire: str, device: torch.device | None = None) -> None:
+        kind = type_of(wire)
+        counts = [max(1, size // kind.itemsize) for size in sizes]
+        room = max(*counts, min(sum(counts), _MEMORY // kind.itemsize))
+        memory = torch.zeros(room, dtype=kind, device=device)
+        self.largest = memory[: max(counts)]
+        self.buckets: list[torch.Tensor] = []
+        at = 0
+        for count in counts:
+            if at + count > room:
+                at = 0
+            self.buckets.append(memory[at : at + count])
+            at += count
+
+
+class Compute(Protocol):
+    """Simulated computing of a step. Each call computes for the given number of seconds."""
+
+    def __call__(self, seconds: float) -> None: ...
+
+
+class Busy:
+    """Computing on a CPU. It takes processor time, so it takes longer if there are fewer cores than workers.
+
+    Whole matrix products, each without the interpreter's lock, as a backward pass holds it hardly ever. What one takes too
+    long is taken off the next.
+    """
+
+    def __init__(self) -> None:
+        self._matrix = torch.ones(_SIDE, _SIDE) / _SIDE
+        self._until = time.thread_time()
+
+    def __call__(self, seconds: float) -> None:
+        self._until += seconds
+        while time.thread_time() < self._until:
+            self._matrix = self._matrix @ self._matrix
+
+
+class Idle:
+    """Computing on a GPU: the host waits."""
+
+    def __init__(self) -> None:
+        self._until = time.perf_counter()
+
+    def __call__(self, seconds: float) -> None:
+        self._until += seconds
+        time.sleep(max(0.0, self._until - time.perf_counter()))
+
+
+def step(
+    variant: Variant, memory: Memory, seconds: Sequence[float], compute: Callable[[], Compute]
+) -> Callable[[], None]:
+    """Return a function that replays one step."""
+    alone = isinstance(variant, AloneVariant)
+    nothing = memory.largest[:0]
+
+    def run() -> None:
+        go_on = compute()
+        begun: list[Begun] = []
+        for bucket, before in zip(memory.buckets, seconds, strict=True):
+            go_on(before)
+            if not alone:
+                begun.append(variant.begin("all_reduce", Tensors(bucket, nothing, nothing)))
+        for each in begun:
+            each.wait()
+
+    return run
+
+
+def device_step(variant: Variant, memory: Memory, seconds: Sequence[float]) -> Callable[[], None]:
+    """Return a function that replays one step on a simulated device. The host issues everything and then waits."""
+    nothing = memory.largest[:0]
+
+    def run() -> None:
+        begun: list[Begun] = []
+        for bucket, before in zip(memory.buckets, seconds, strict=True):
+            if before:
+                accelerator.sleep(before)
+            begun.append(variant.begin("all_reduce", Tensors(bucket, nothing, nothing)))
+        for each in begun:
+            each.wait()
+        torch.accelerator.synchronize()
+
+    return run

@@ -1,0 +1,136 @@
+"""Results as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ringfence_lab.bench import names
+from ringfence_lab.bench.byte_counts import Traffic
+from ringfence_lab.bench.intervals import Interval
+from ringfence_lab.bench.measure import device_text
+from ringfence_lab.bench.results import Line, Result
+from ringfence_lab.bench.units import size_text, time_text
+from ringfence_lab.tables import paragraph, table
+
+_HEADER: Final = ("variant", "median", "ratio to Gloo", "CPU", "on the wire")
+_DEVICE_HEADER: Final = ("variant", "median", "ratio to host", "CPU", "on the wire")
+_DEVICE_NOTES: Final = (
+    "ratio: to the mean of host-a and host-b of the same round: the same collective on host tensors, while the copies that "
+    "device tensors need run beside it; median and 95 % bootstrap interval over rounds.",
+    "host / host: how far from 1 the ratio of host-b to host-a may read in these rounds: the resolution of the measurement.",
+    "CPU: all workers, all threads; with a simulated device its copies are among them.",
+)
+_STAGING_NOTE: Final = (
+    "staging: caller (until the caller's stream is there), fill (until the first pass is on the host), network, stall (no "
+    "pass is on the host) and drain (until the last results are on the device) add up to the time of a call. Passes overlap; "
+    "each waits for a slot, is copied down, waits in the queue, is executed, waits for the device thread (back), and is "
+    "copied up."
+)
+_NOTES: Final = (
+    "ratio: to the mean of gloo-a and gloo-b of the same round; median and 95 % bootstrap interval over rounds.",
+    "Gloo / Gloo: how far from 1 the ratio of gloo-b to gloo-a may read in these rounds: the resolution of the measurement.",
+    "CPU: all workers, all threads.",
+)
+
+
+def results_text(
+    results: Sequence[Result], facts: Mapping[str, Any], lower_bounds: Mapping[int, float] | None = None
+) -> str:
+    """Return the machine, a table for each case, and notes.
+
+    `lower_bounds` are CPU seconds by the index of the result.
+    """
+    parts = [machine_text(facts), ""]
+    for index, result in enumerate(results):
+        parts += [*_case(result, (lower_bounds or {}).get(index)), ""]
+    on_device = [result.case.get("device") for result in results if result.case["kind"] == "collective"]
+    notes = list(_DEVICE_NOTES if any(on_device) else _NOTES)
+    if any(line.staging for result in results for line in result.lines):
+        notes.append(_STAGING_NOTE)
+    return "\n".join([*parts, *map(paragraph, notes)])
+
+
+def machine_text(facts: Mapping[str, Any]) -> str:
+    """Return the machine and the versions that are installed on it."""
+    caches = ", ".join(f"{name} {size}" for name, size in facts["caches"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    slow = f"; data plane in {facts['data_plane'].title()}" if "data_plane" in facts else ""
+    return "\n".join(
+        [
+            paragraph(
+                f"{facts['cpu']}, {facts['cores']} cores ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}"
+            ),
+            paragraph(f"Python {facts['python']}, {versions}, {facts['openssl']}; source {facts['source']}{slow}"),
+        ]
+    )
+
+
+def _case(result: Result, lower_bound: float | None) -> list[str]:
+    on_device = names.baseline(result.case) == names.HOST
+    baseline = "host / host" if on_device else "Gloo / Gloo"
+    lines = [
+        paragraph(f"{heading(result)}, {baseline} ±{result.resolution:.2f}"),
+        table(_DEVICE_HEADER if on_device else _HEADER, map(_row, result.lines)),
+    ]
+    if result.sealed_over:
+        ratios = ", ".join(f"{name} {_ratio_text(ratio)}" for name, ratio in result.sealed_over.items())
+        lines.append(paragraph(f"  ringfence over: {ratios}", 4))
+    for line in result.lines:
+        if line.counted is not None and line.variant == "ringfence":
+            lines.append(paragraph(f"  {line.variant}: {_counted_text(line.counted, result.predicted)}", 4))
+        if line.stages is not None:
+            shares = ", ".join(f"{stage} {share:.0%}" for stage, share in line.stages.items())
+            lines.append(paragraph(f"  {line.variant}: {shares}", 4))
+            if line.staging is not None:
+                lines += [paragraph(text, 4) for text in _staging_texts(line.staging)]
+            if lower_bound is not None:
+                lines.append(
+                    f"  CPU {line.cpu_seconds * 1e3:.2f} ms, lower bound from stage costs {lower_bound * 1e3:.2f} ms"
+                )
+    return lines
+
+
+def heading(result: Result) -> str:
+    """Return the case that was measured."""
+    case = result.case
+    where = f"{case['hosts']} hosts" if case["hosts"] else "loopback"
+    if case["rate"]:
+        where += f" at {case['rate']} (burst {size_text(case['burst'])})"
+    if case["kind"] == "training":
+        buckets = f", {bucket_text(case['bucket_mb'])}" if case["strategy"] == "ddp" else ""
+        what = f"{case['model']}, {case['strategy']}{buckets}"
+    else:
+        what = f"{case['operation']}, {size_text(case['size'])}, float32{', caller busy' if case['busy'] else ''}"
+        what += device_text(case)
+    return f"{what}, {case['workers']} workers, {where}, TCP, {result.rounds} rounds"
+
+
+def _staging_texts(staging: Mapping[str, Any]) -> list[str]:
+    call, each = staging["call"], staging["pass"]
+    whole = sum(call.values())
+    shares = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in call.items())
+    times = ", ".join(f"{stage} {time_text(seconds)}" for stage, seconds in each.items())
+    return [f"  staging: {shares} of {time_text(whole)}", f"  each of {staging['passes']:.0f} passes: {times}"]
+
+
+def bucket_text(bucket_mb: float | None) -> str:
+    """Return the size of DDP's buckets."""
+    return "default buckets" if bucket_mb is None else f"buckets of {bucket_mb:g} MiB"
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    cpu = f"{line.cpu_ns_per_byte:.2f} ns/B" if line.cpu_ns_per_byte is not None else f"{line.cpu_seconds:.2f} s"
+    return line.variant, time_text(line.seconds), _ratio_text(line.ratio), cpu, size_text(line.wire_bytes)
+
+
+def _counted_text(counted: Traffic, predicted: Traffic | None) -> str:
+    text = f"{size_text(counted.sealed)} sealed, {size_text(counted.local)} inside machines and not sealed"
+    if predicted is None:
+        return text
+    wanted = f"{size_text(predicted.sealed)} and {size_text(predicted.local)}"
+    return f"{text}; its schedules say {'the same' if counted == predicted else wanted}"
+
+
+def _ratio_text(ratio: Interval) -> str:
+    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"

@@ -1,0 +1,174 @@
+"""`ringfence bench admission`: the cost of admitting workers, measured and predicted for larger numbers."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringfence.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ringfence_lab.bench.admission import Cost
+    from ringfence_lab.bench.admission_processes import Joins
+
+DESCRIPTION = """\
+Measure what admission costs each worker. Groups in memory have real TLS, real proofs and a real roster, but no network:
+they give CPU time, bytes and handshakes per worker. From two or more groups the cost of a larger one is predicted, stage by
+stage. Processes join over real sockets: they give the elapsed time. Needs no torch.
+"""
+
+EXAMPLES = """\
+examples:
+  ringfence bench admission                                     64, 256 and 1,024 in memory; 16 processes
+  ringfence bench admission --workers 64,256,1024,4096          a minute or two
+  ringfence bench admission --workers 4096 --verifiers 0           every worker verifies all others: many minutes
+  ringfence bench admission --workers 64,256 --proof certificate
+  ringfence bench admission --processes 16 --rounds 10 --workers 64,256 --json
+"""
+
+_STAGES = ("keys", "handshakes", "entries", "roster", "check", "agreement")
+_MOST_PROCESSES = 256
+_MOST_WORKERS = 1 << 16
+
+
+def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `bench admission` to the command line."""
+    parser = kinds.add_parser(
+        "admission",
+        help="the admission of workers, and a prediction for thousands",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--workers", type=_sizes, default=[64, 256, 1024], metavar="N,…", help="in memory; default: 64,256,1024"
+    )
+    parser.add_argument(
+        "--proof",
+        choices=("secret", "certificate"),
+        default="secret",
+        help="of workers in memory; default: secret",
+    )
+    parser.add_argument(
+        "--verifiers",
+        type=int,
+        default=64,
+        metavar="N",
+        help="workers of each group that parse and verify the whole roster; the others compare bytes. 0: all; default: 64",
+    )
+    parser.add_argument("--predict", type=int, default=16384, metavar="N", help="default: 16384")
+    parser.add_argument("--processes", type=int, default=16, metavar="N", help="0: none; default: 16")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="joins of the processes; default: 5")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `ringfence bench admission`."""
+    from ringfence_lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
+    from ringfence_lab.bench.admission import admit, predict
+    from ringfence_lab.bench.admission_processes import measure
+    from ringfence_lab.bench.result_table import machine_text
+    from ringfence_lab.tables import paragraph, status
+
+    if not 0 <= options.processes <= _MOST_PROCESSES or not 1 <= options.rounds <= 1000:
+        raise ConfigurationError(f"--processes goes up to {_MOST_PROCESSES}, --rounds from 1 to 1000")
+    if not 2 <= options.predict <= 1 << 20 or options.verifiers < 0:
+        raise ConfigurationError("--predict goes from 2 to 1048576, --verifiers from 0")
+    with status() as say:
+        joins = measure(options.processes, options.rounds, say) if options.processes else None
+        costs = [admit(size, options.verifiers or None, options.proof, say=say) for size in options.workers]
+    predicted = [predict(costs, options.predict)] if len(costs) > 1 else []
+    checked = predict(costs[:-1], costs[-1].workers) if len(costs) > 2 else None
+    facts = machine.facts()
+    if options.json:
+        document = {
+            "machine": facts,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "proof": options.proof,
+            "groups": [cost.as_json() for cost in costs],
+            "predicted": [cost.as_json() for cost in predicted],
+            "last_group_predicted_from_the_others": checked.as_json() if checked else None,
+            "processes": joins.as_json() if joins else None,
+        }
+        print(json.dumps(document, indent=2))
+        return 0
+    print(machine_text(facts))
+    print(_costs_text(costs, predicted, checked))
+    if joins is not None:
+        print(paragraph(_joins_text(joins)))
+    return 0
+
+
+def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | None) -> str:
+    from ringfence_lab.bench.units import size_text, time_text
+    from ringfence_lab.tables import paragraph, table
+
+    every = [*costs, *predicted]
+    totals = [
+        (
+            f"{cost.workers:,}{' *' if cost in predicted else ''}",
+            str(cost.depth),
+            f"{cost.handshakes_mean:.2f}",
+            size_text(cost.bytes_mean),
+            size_text(cost.bytes_max),
+            time_text(cost.cpu),
+            time_text(sum(cost.cpu_root.values())),
+            time_text(cost.critical_path),
+        )
+        for cost in every
+    ]
+    header = ("workers", "depth", "handshakes", "sent, mean", "sent, most", "CPU, mean", "CPU, rank 0", "critical path")
+    stages = [(f"{cost.workers:,}", *(time_text(cost.cpu_mean[stage]) for stage in _STAGES)) for cost in every]
+    verifiers = ", ".join(f"{cost.verifiers:,} of {cost.workers:,}" for cost in costs)
+    notes = [
+        "Per worker; bytes include TLS. Critical path: the CPU time of the longest chain of workers that wait for each "
+        "other, without the network.",
+        f"Every handshake was made and verified; {verifiers} workers verified the whole roster, and their mean is shown.",
+    ]
+    largest = costs[-1]
+    if largest.cpu_mean["agreement"] > 0 and largest.bytes_go_mean:
+        notes.append(
+            f"The agreed roster of {largest.workers:,} workers (digests, and signatures of workers with certificates): "
+            f"{size_text(largest.bytes_go_mean)} of what a worker sends, {size_text(largest.bytes_go_max)} at most, in "
+            "messages that are sent anyway: no further round trip."
+        )
+    if predicted:
+        notes.append("* predicted from the groups that were measured.")
+    if checked is not None:
+        measured = costs[-1]
+        notes.append(
+            f"Check of the fit with {measured.workers:,} workers: predicted from the smaller groups {time_text(checked.cpu)} "
+            f"of CPU and {size_text(checked.bytes_mean)} a worker; measured {time_text(measured.cpu)} and "
+            f"{size_text(measured.bytes_mean)}."
+        )
+    by_stage = table(("workers", *(f"CPU, {stage}" for stage in _STAGES)), stages)
+    return "\n".join(["", table(header, totals), "", by_stage, "", *map(paragraph, notes)])
+
+
+def _joins_text(joins: Joins) -> str:
+    seconds = sorted(each.seconds for each in joins.rounds)
+    cpu = statistics.median(each.cpu for each in joins.rounds) / joins.workers
+    return (
+        f"{joins.workers} processes over sockets, {len(seconds)} joins: median {statistics.median(seconds):.3f} s until the "
+        f"last worker is admitted (fastest {seconds[0]:.3f}, slowest {seconds[-1]:.3f}), {cpu * 1e3:.1f} ms of CPU a worker. "
+        f"Their interpreters took {joins.start_seconds:.2f} s to start."
+    )
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes: list[Any] = sorted({int(each) for each in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or not 2 <= sizes[0] <= sizes[-1] <= _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write numbers of workers from 2 to {_MOST_WORKERS}, such as 64,256"
+        )
+    return sizes

@@ -1,0 +1,437 @@
+"""`ringfence plan`: what a training step costs, sealed and in the clear, on hardware and at scales one does not have."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringfence.cli.further_commands import LAB
+from ringfence.cli.terminal import say
+from ringfence.errors import ConfigurationError
+from ringfence_lab.cli import plan_chart, plan_checks, plan_sources, plan_trace, plan_views
+from ringfence_lab.plan import hardware, models
+from ringfence_lab.plan.steps import SCHEDULES, STRATEGIES
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ringfence_lab.plan.hardware import Hardware
+    from ringfence_lab.plan.recommend import Plan
+    from ringfence_lab.plan.steps import Question
+
+DESCRIPTION = """\
+Predict how long a training step takes on hardware, and at scales, that you do not have: with ringfence, in plaintext, and
+sealed hop by hop.
+
+The model of a step adds its computing and the collectives of DDP or FSDP, by the schedules that the runtime runs, and takes
+off what overlaps. The output names the dominant term and recommends settings with the gain that each is expected to bring.
+Torch is not needed.
+
+The model is one of `plan models`, a number of parameters, a Hugging Face config.json (nothing is downloaded), or a list of
+tensor sizes: a JSON list or object of sizes or shapes, or a text with one such as 4096x11008 at the end of each line.
+
+Instead of a model, --trace takes a recorded run with NCCL or Gloo: computing and collectives come from the trace.
+"""
+
+EXAMPLES = """\
+examples:
+  ringfence plan --model gpt2-xl --hardware tdx-100g --workers 64
+  ringfence plan --parameters 7e9 --strategy fsdp
+  ringfence plan --config llama/config.json --workers 256
+  ringfence plan --model llama-7b --sweep --chart scale.svg
+  ringfence plan --model gpt2 --workers 8 --workers-per-machine 4
+  ringfence plan --trace rank0.json.gz rank1.json.gz --step 0.3
+  ringfence plan models        the models with a name
+  ringfence plan hardware      the profiles, and what in them is assumed
+  ringfence plan published     predictions beside published figures
+  ringfence plan table         thresholds for the runtime's schedules
+
+To predict for your own machine, measure it with `ringfence study`, then:
+  ringfence plan calibrate --study study-results --to here.toml
+  ringfence plan --model gpt2 --hardware here --workers 8 --compute 1.5
+  ringfence plan validate --study study-results
+  ringfence plan traces --hardware here
+
+A prediction is worth what its inputs are worth: `ringfence plan hardware NAME` prints every figure with its source.
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `plan` and what belongs to it to the command line."""
+    parser = commands.add_parser(
+        "plan",
+        usage="ringfence plan [--model NAME] [--workers N] [--hardware NAME] [...]\n       ringfence plan WHAT ...",
+        help=LAB["plan"],
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+    )
+    _add_question(parser)
+    _add_hardware(parser)
+    parser.add_argument("--sweep", action="store_true", help="predict for 2 to 16,384 workers")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the sweep as a new .svg or .png")
+    _add_json(parser)
+    parser.set_defaults(run=run_plan)
+    others = parser.add_subparsers(title="more", metavar="WHAT", prog="ringfence plan")
+    known = others.add_parser("models", help="list the models with a name")
+    _add_json(known)
+    known.set_defaults(run=run_models)
+    profiles = others.add_parser("hardware", help="list the hardware profiles, or print one")
+    profiles.add_argument("name", nargs="?", help="a profile's name or file")
+    _add_json(profiles)
+    profiles.set_defaults(run=run_hardware)
+    _add_study(others)
+    traces = others.add_parser("traces", help="record traces here, predict the sealed steps and measure them")
+    _add_hardware(traces)
+    plan_trace.add_check(traces)
+    _add_json(traces)
+    traces.set_defaults(run=run_traces)
+    published = others.add_parser("published", help="predictions beside published figures")
+    _add_json(published)
+    published.set_defaults(run=run_published)
+    table = others.add_parser("table", help="thresholds for the runtime's choice of schedules")
+    _add_hardware(table)
+    _add_json(table)
+    table.set_defaults(run=run_table)
+
+
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    plan_sources.add_to(parser)
+    parser.add_argument("--workers", type=_workers, metavar="N", help="up to 16,384 (default: 64, or the trace's)")
+    parser.add_argument(
+        "--workers-per-machine",
+        type=_count,
+        metavar="N",
+        help="that share its cores, its network card and memory (default: as the profile says)",
+    )
+    parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step (default: 8)")
+    parser.add_argument(
+        "--compute", type=float, metavar="SECONDS", help="of a step without communication, if you know it"
+    )
+    parser.add_argument(
+        "--step", type=float, metavar="SECONDS", help="of the traced job without the profiler, as its own log says"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of gradients (default: float32)",
+    )
+    parser.add_argument("--wire", choices=("float32", "bfloat16"), help="if they are sent as another type")
+    parser.add_argument(
+        "--strategy",
+        type=_strategy,
+        default="ddp",
+        metavar="ddp|fsdp",
+        help="all-reduces of DDP's buckets, or all-gathers and reduce-scatters of FSDP's units (default: ddp)",
+    )
+    parser.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="DDP's setting (default: DDP's own)")
+    parser.add_argument(
+        "--schedule", choices=SCHEDULES, default="table", help="of DDP's all-reduces (default: the runtime's choice)"
+    )
+    parser.add_argument("--unit-blocks", type=_count, metavar="N", help="blocks in a unit of FSDP (default: 1)")
+    parser.add_argument(
+        "--keep-parameters", action="store_true", help="FSDP with reshard_after_forward=False: gathers once in a step"
+    )
+    parser.add_argument(
+        "--channels", type=_count, default=1, metavar="N", help="connections and threads of a link (default: 1)"
+    )
+    parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps (DDP)")
+
+
+_MOST_WORKERS = 1 << 14  # a ring has twice as many steps, and each rank's schedule is built
+
+
+def _add_hardware(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hardware", default="tdx-100g", metavar="NAME", help="a profile or a file (default: tdx-100g)"
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _add_study(others: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    calibrate = others.add_parser("calibrate", help="make a profile of this machine from a study")
+    validate = others.add_parser("validate", help="compare predictions with a study")
+    for parser in (calibrate, validate):
+        parser.add_argument(
+            "--study", type=Path, default=Path("study-results"), metavar="DIR", help="the folder of the study"
+        )
+        parser.add_argument("--cores", type=_count, metavar="N", help="of the machine, if the study does not record it")
+        parser.add_argument(
+            "--preset", metavar="NAME", help="of the study's gpu-tee cells: simulated GPU TEEs instead of this machine"
+        )
+        _add_json(parser)
+    calibrate.add_argument(
+        "--to", type=Path, default=Path("here.toml"), metavar="FILE", help="a new file (default: here.toml)"
+    )
+    calibrate.set_defaults(run=run_calibrate)
+    validate.add_argument("--seed", type=int, default=0, metavar="N", help="divides the cells into halves (default: 0)")
+    validate.set_defaults(run=run_validate)
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Predict one point, or a sweep over scales."""
+    from ringfence_lab.plan.recommend import WORKERS, plan, sweep
+
+    profile = _with_machines(find_hardware(options.hardware), options.workers_per_machine)
+    for name in ("compute", "step"):
+        given = getattr(options, name)
+        if given is not None and not 0 < given < math.inf:
+            raise ConfigurationError(f"--{name} is a finite number of seconds above zero")
+    if options.step is not None and (options.trace is None or options.compute is not None):
+        raise ConfigurationError("--step goes with --trace, in place of --compute: it is the step of the traced job")
+    if options.trace is not None:
+        return plan_trace.run(options, profile)
+    question = _question(options)
+    if options.chart is not None:
+        if options.chart.suffix not in (".svg", ".png"):
+            ending = options.chart.suffix or "a file without ending"
+            raise ConfigurationError(f"--chart draws .svg or .png, not {ending}")
+        _check_new(options.chart, "--chart")
+    if options.sweep or options.chart:
+        plans = list(_watched(sweep(profile, question), len(WORKERS)))
+    else:
+        plans = [plan(profile, question)]
+    if options.chart is not None:
+        plan_chart.draw(profile, plans, options.chart)
+    if options.json:
+        print(json.dumps(plan_views.plans_json(profile, plans), indent=2))
+    elif options.sweep or options.chart:
+        print(plan_views.sweep_text(profile, plans))
+    else:
+        print(plan_views.plan_text(profile, plans[0]))
+    if options.chart is not None and not options.json:
+        print(f"chart:\n  {options.chart}")
+    return 0
+
+
+def _with_machines(profile: Hardware, per_machine: int | None) -> Hardware:
+    """Return the profile with another number of workers in a machine; they share memory."""
+    if per_machine is None:
+        return profile
+    if profile.variants and profile["inside", "sealed"]:
+        raise ConfigurationError(
+            "--workers-per-machine: the study of this profile has no machines with several workers; measure "
+            "`ringfence study --grid machines`, then `ringfence plan calibrate`"
+        )
+    return profile.with_values(node_workers=per_machine, inside_sealed=0)
+
+
+def _watched(plans: Iterable[Plan], count: int) -> Iterable[Plan]:
+    """Show the progress of a sweep, where standard error is a terminal."""
+    if not sys.stderr.isatty():
+        return plans
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(plans, "predicting", count, console=Console(stderr=True), transient=True)
+
+
+def run_models(options: argparse.Namespace) -> int:
+    """List the models."""
+    found = [models.load(name) for name in models.names()]
+    print(json.dumps(plan_views.models_json(found), indent=2) if options.json else plan_views.models_text(found))
+    return 0
+
+
+def run_hardware(options: argparse.Namespace) -> int:
+    """List the profiles, or show one."""
+    if options.name is None:
+        profiles = [hardware.load(name) for name in hardware.names()]
+        shown: Any = {each.name: {"title": each.title, "assumed": len(each.assumed())} for each in profiles}
+        print(json.dumps(shown, indent=2) if options.json else plan_views.profiles_text(profiles))
+        return 0
+    profile = find_hardware(options.name)
+    print(json.dumps(plan_views.profile_json(profile), indent=2) if options.json else plan_views.profile_text(profile))
+    return 0
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    """Fit a profile to a study and write it to a file."""
+    from ringfence.private_files import write_new
+    from ringfence_lab.plan import gpu_tee
+    from ringfence_lab.plan.calibrate import calibrate
+
+    _check_new(options.to, "--to")
+    rows, cores, date = read_study(options.study, options.cores)
+    preset = _preset(rows, options.preset)
+    profile = gpu_tee.calibrate(rows, preset) if preset else calibrate(rows, cores)
+    text = hardware.dump(profile, f"ringfence plan calibrate, {len(rows)} rows of a study", date)
+    write_new(options.to, text.encode(), 0o644, "a profile")
+    if options.json:
+        print(json.dumps(plan_views.profile_json(profile), indent=2))
+    else:
+        print(plan_views.profile_text(profile))
+        say(f"Wrote {options.to}. Use it with --hardware {options.to}")
+    return 0
+
+
+def run_validate(options: argparse.Namespace) -> int:
+    """Predict each half of a study from the other."""
+    from ringfence_lab.plan import gpu_tee
+    from ringfence_lab.plan.validate import validate
+
+    rows, cores, _ = read_study(options.study, options.cores)
+    if preset := _preset(rows, options.preset):
+        lines = gpu_tee.validate(rows, preset)
+        print(json.dumps([asdict(line) for line in lines], indent=2) if options.json else plan_checks.tee_text(lines))
+        return 0
+    found = validate(rows, options.seed, cores)
+    print(json.dumps(found.as_json(), indent=2) if options.json else plan_checks.validation_text(found))
+    return 0
+
+
+def run_traces(options: argparse.Namespace) -> int:
+    """Check predictions from traces on this machine."""
+    profile = find_hardware(options.hardware)
+    if "ringfence" not in profile.variants:
+        raise ConfigurationError(
+            f"{profile.name} is not this machine: make its profile with `ringfence plan calibrate`, then give --hardware here"
+        )
+    return plan_trace.run_check(options, profile)
+
+
+def _preset(rows: list[dict[str, Any]], asked: str | None) -> str | None:
+    """Return the simulated GPU TEE to calibrate, or None for this machine: if it is asked for, or nothing else was measured."""
+    from ringfence_lab.plan import gpu_tee
+
+    known = gpu_tee.presets(rows)
+    if asked is not None and asked not in known:
+        there = f"its gpu-tee cells are of {', '.join(known)}" if known else "it has no gpu-tee cells"
+        raise ConfigurationError(f"--preset {asked}: not in this study; {there}")
+    if asked is not None or not known or any(row["kind"] != gpu_tee.KIND for row in rows):
+        return asked
+    if len(known) > 1:
+        raise ConfigurationError(f"the study has gpu-tee cells of {', '.join(known)}: choose one with --preset")
+    return known[0]
+
+
+def run_published(options: argparse.Namespace) -> int:
+    """The model beside what others measured."""
+    print(json.dumps(plan_checks.published_json(), indent=2) if options.json else plan_checks.published_text())
+    return 0
+
+
+def run_table(options: argparse.Namespace) -> int:
+    """Thresholds from the model, and where they choose differently."""
+    from ringfence_lab.plan.selection_table import GROUPS, differences, table
+
+    profile = find_hardware(options.hardware)
+    most = 1024 if not profile.variants else 8  # a machine that was calibrated has all workers on itself
+    groups = [size for size in GROUPS if size <= most]
+    proposed = table(profile, groups)
+    found = differences(profile, groups, proposed)
+    print(
+        json.dumps(plan_checks.table_json(proposed, found), indent=2)
+        if options.json
+        else plan_checks.table_text(proposed, found)
+    )
+    return 0
+
+
+def find_hardware(name: str) -> Hardware:
+    """A profile of the package, a file, or a file of that name with .toml in this folder."""
+    if name in hardware.names():
+        return hardware.load(name)
+    for path in (Path(name), Path(f"{name}.toml")):
+        if path.is_file():
+            return hardware.parse(_text(path), path.stem)
+    hint = "; `ringfence plan calibrate` makes here.toml from a study" if name == "here" else ""
+    raise ConfigurationError(f"no hardware profile or file is called {name!r}: {', '.join(hardware.names())}{hint}")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the hardware profile {path}: {error}") from None
+
+
+def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], int, str]:
+    """The summary rows of what was measured last, as in the report of the study; the machine's cores; the day."""
+    from ringfence_lab.report.study import read
+
+    study = read(folder)
+    runs = study.runs_of(study.cells)
+    if not runs:
+        raise ConfigurationError(
+            f"{folder}: nothing says who measured its rows and when; `ringfence study rebuild` makes the summary anew"
+        )
+    found = cores or int(study.facts.get("cores") or os.cpu_count() or 1)
+    return [dict(row) for row in study.rows], found, runs[-1].date[:10]
+
+
+def _check_new(path: Path, option: str) -> None:
+    """What exists is kept; a place that cannot be written to is told before the work, not after it."""
+    if os.path.lexists(path):
+        raise ConfigurationError(f"{path} exists, and is not overwritten: name a new file with {option}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"cannot write {path}: name a file in a folder that is there and yours with {option}")
+
+
+def _question(options: argparse.Namespace) -> Question:
+    from ringfence_lab.plan.steps import Question
+
+    width = {"float32": 4, "bfloat16": 2}
+    if options.bucket_cap_mb is not None and not 0 < options.bucket_cap_mb < math.inf:
+        raise ConfigurationError("--bucket-cap-mb is a finite number of MiB above zero")
+    for wanted, given in _GIVEN[options.strategy].items():
+        if getattr(options, wanted) != given:
+            raise ConfigurationError(f"--{wanted.replace('_', '-')} does not apply to --strategy {options.strategy}")
+    return Question(
+        model=plan_sources.model_of(options),
+        workers=64 if options.workers is None else options.workers,
+        cap_mib=options.bucket_cap_mb,
+        bytes_each=width[options.dtype],
+        samples=options.samples,
+        schedule=options.schedule,
+        channels=options.channels,
+        every=options.every,
+        wire_bytes=width[options.wire or options.dtype],
+        compute_seconds=options.compute,
+        strategy=options.strategy,
+        blocks=options.unit_blocks or 1,
+        reshard=not options.keep_parameters,
+    )
+
+
+# Options of one strategy that have to keep their default with the other.
+_GIVEN: dict[str, dict[str, Any]] = {
+    "ddp": {"unit_blocks": None, "keep_parameters": False},
+    "fsdp": {"bucket_cap_mb": None, "schedule": "table", "every": 1},
+}
+
+
+def _strategy(text: str) -> str:
+    if text in STRATEGIES:
+        return text
+    hint = f": use --schedule {text}" if text in SCHEDULES else f", only {' and '.join(STRATEGIES)}"
+    raise argparse.ArgumentTypeError(f"{text!r} is not a strategy{hint}")
+
+
+def _workers(text: str) -> int:
+    value = _count(text)
+    if value > _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(
+            f"{text} workers are more than the model is for: it was looked at for up to {_MOST_WORKERS:,}"
+        )
+    return value
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 0 < value <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {1 << 20}")
+    return value

@@ -1,0 +1,131 @@
+"""Cells and variants in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ringfence_lab.bench.intervals import Interval
+from ringfence_lab.bench.units import size_text
+from ringfence_lab.report.study import Cell
+
+SEALED: Final = "ringfence"
+UNSEALED: Final = "ringfence-unsealed"
+NAIVE: Final = "hop-by-hop"
+PROFILED: Final = "ringfence-profiled"
+ALONE: Final = "alone"
+VARIANTS: Final = {
+    "gloo-a": "plaintext Gloo",
+    "gloo-b": "plaintext Gloo, again",
+    SEALED: "ringfence",
+    UNSEALED: "ringfence, unsealed",
+    NAIVE: "sealed hop by hop",
+    "tls": "TLS 1.3 ring",
+    "plain-ring": "plain ring",
+    ALONE: "no communication",
+    PROFILED: "ringfence with clocks",
+}
+_KINDS: Final = ("training", "trace", "collective")
+
+
+def variant_text(name: str) -> str:
+    return VARIANTS.get(name, name)
+
+
+def what(cell: Cell) -> str:
+    """What was run, without how many workers ran it or under which settings."""
+    if cell.kind == "collective":
+        return f"{(cell.operation or '').replace('_', '-')}, {size_text(cell.size or 0)}"
+    if cell.kind == "trace":
+        return f"{cell.model} trace, {'GPU' if cell.device == 'gpu' else 'CPU'}"
+    return f"{cell.model}, {cell.strategy.upper()}" if cell.strategy == "fsdp2" else f"{cell.model}"
+
+
+def settings_text(cell: Cell) -> str:
+    """All that differs from the plain case."""
+    parts = []
+    if cell.bucket_mb and cell.strategy != "fsdp2":
+        parts.append(bucket_text(cell.bucket_mb))
+    if cell.wire != "float32":
+        parts.append(cell.wire)
+    if cell.busy:
+        parts.append("caller busy")
+    if cell.hosts:
+        parts.append(f"{cell.hosts} hosts" + (f" at {rate_text(cell.rate_bits)}" if cell.rate_bits else ""))
+    if cell.scaled != 1:
+        parts.append(cut_text(cell))
+    return ", ".join(parts)
+
+
+def cut_text(cell: Cell) -> str:
+    """How much of a step was replayed."""
+    return f"1/{cell.scaled:.{0 if cell.scaled >= 10 else 1}f} of the step"
+
+
+def fully(cell: Cell) -> str:
+    """A cell's whole name."""
+    return ", ".join(part for part in (what(cell), workers_text(cell), settings_text(cell)) if part)
+
+
+def brief(seconds: float) -> str:
+    """A time with three figures."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= unit * 0.9995:
+            return f"{float(f'{seconds / unit:.3g}'):g} {name}"
+    return "0"
+
+
+def brief_interval(interval: Interval) -> str:
+    """A time and its interval in one unit: "45.6 ms [44.9, 47.2]"."""
+    unit = next((unit for unit in (1.0, 1e-3, 1e-6) if interval.median >= unit * 0.9995), 1e-6)
+    low, high = (f"{float(f'{end / unit:.3g}'):g}" for end in (interval.low, interval.high))
+    return f"{brief(interval.median)} [{low}, {high}]"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def named(cell: Cell) -> str:
+    """A cell's name on two lines, for the side of a chart; how much of its step was replayed is said elsewhere."""
+    settings = settings_text(replace(cell, scaled=1.0))
+    return f"{what(cell)}\n{workers_text(cell)}{', ' if settings else ''}{settings}"
+
+
+def workers_text(cell: Cell) -> str:
+    return f"{cell.workers} workers"
+
+
+def bucket_text(bucket_mb: float | None) -> str:
+    return "default buckets" if bucket_mb is None else f"buckets of {bucket_mb:g} MiB"
+
+
+def rate_text(bits: int) -> str:
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def plain(cell: Cell) -> bool:
+    """Default buckets, float32, on the loopback, with nothing else to do."""
+    buckets = cell.kind == "collective" or cell.strategy == "fsdp2" or cell.bucket_mb is None
+    return buckets and cell.wire == "float32" and not cell.hosts and not cell.rate_bits and not cell.busy
+
+
+def is_step(cell: Cell) -> bool:
+    return cell.kind in ("training", "trace")
+
+
+def order(cell: Cell) -> tuple[object, ...]:
+    """Models before traces before collectives; small before large."""
+    kind = _KINDS.index(cell.kind) if cell.kind in _KINDS else len(_KINDS)
+    device = "" if cell.device is None else cell.device
+    place = (cell.hosts, cell.rate_bits or 0, cell.busy, cell.wire != "float32", cell.bucket_mb or 0.0)
+    return (
+        kind,
+        cell.strategy == "fsdp2",
+        cell.operation or "",
+        cell.model or "",
+        device,
+        cell.size or 0,
+        cell.workers,
+        place,
+    )

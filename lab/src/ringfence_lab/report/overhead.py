@@ -1,0 +1,191 @@
+"""Figures of what sealing costs over plaintext Gloo: by model, by workers, by size, by rate, and against other variants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from ringfence_lab.bench.units import size_text
+from ringfence_lab.report.figure import (
+    QUIET,
+    Figure,
+    Missing,
+    Point,
+    counted,
+    counting,
+    distinct,
+    having,
+    point,
+    ranged,
+    ratio_of,
+    spread,
+    uncounted,
+    verdict,
+)
+from ringfence_lab.report.labels import (
+    NAIVE,
+    SEALED,
+    UNSEALED,
+    cut_text,
+    fully,
+    is_step,
+    order,
+    plain,
+    rate_text,
+    variant_text,
+    what,
+    workers_text,
+)
+from ringfence_lab.report.study import Cell, Study
+
+_READING: Final = (
+    "Points: median of the time over plaintext Gloo's. Whiskers: 95 % interval. Grey: Gloo against itself."
+)
+_LARGE: Final = 25 << 20
+
+
+def models(study: Study) -> Sequence[Figure | Missing]:
+    title = "Overhead by model"
+    cells = sorted(having(filter(_plain_step, study.cells), SEALED), key=order)
+    cells = distinct(cells, lambda cell: (what(cell), cell.workers))
+    if not cells:
+        return [Missing("models", title, "no training step or trace was measured with default buckets")]
+    some, note = counting(cells)
+    says = f"A sealed step took {spread(some)}{note}. {_verdicts(cells)}"
+    return [Figure("models", "across", title, says, _READING, _by_workers(cells), cells)]
+
+
+def workers(study: Study) -> Sequence[Figure | Missing]:
+    title = "Overhead by number of workers"
+    found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or _all_reduce(cell, _LARGE))]
+    found = distinct(sorted(having(found, SEALED), key=order), lambda cell: (_joined(cell), cell.workers))
+    every: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in found:
+        every.setdefault(_joined(cell), []).append(cell)
+    groups = {names: cells for names, cells in every.items() if len(cells) > 1}
+    if not groups:
+        why = "nothing was measured with more than one number of workers"
+        return [Missing("workers", title, _apart(found, found) or why)]
+    ends = [
+        f"{', '.join(names)} {ratio_of(cells[0]).median:.2f} with {cells[0].workers} and "
+        f"{ratio_of(cells[-1]).median:.2f} with {cells[-1].workers}"
+        for names, cells in groups.items()
+    ]
+    cells = [cell for some in groups.values() for cell in some]
+    says = f"Time over plaintext Gloo's, fewest and most workers: {'; '.join(ends)}."
+    if left := _apart(found, [cell for some in every.values() if len(some) == 1 for cell in some]):
+        says += f" Not shown: {left}."
+    numbers = {"\n".join(names): [point(str(cell.workers), cell) for cell in some] for names, some in groups.items()}
+    return [Figure("workers", "panels", title, says, _READING, numbers, cells, axis="workers")]
+
+
+def sizes(study: Study) -> Sequence[Figure | Missing]:
+    title = "All-reduce by size"
+    found = having((cell for cell in study.cells if plain(cell) and _all_reduce(cell)), SEALED)
+    found = distinct(sorted(found, key=order), lambda cell: (cell.size, cell.workers))
+    if len({cell.size for cell in found}) < 2:
+        return [Missing("sizes", title, "all-reduce was measured with fewer than two sizes")]
+    numbers: dict[str, list[Point]] = {}
+    for cell in sorted(found, key=lambda cell: (cell.workers, cell.size or 0)):
+        numbers.setdefault(workers_text(cell), []).append(point(size_text(cell.size or 0), cell))
+    some, note = counting(found)
+    says = f"A sealed all-reduce took {spread(some)}{note}. {_verdicts(found)}"
+    return [Figure("sizes", "panels", title, says, _READING, numbers, found)]
+
+
+def variants(study: Study) -> Sequence[Figure | Missing]:
+    """One figure for each number of workers."""
+    title = "Naive against pipelined"
+    found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or (cell.size or 0) >= _LARGE)]
+    found = distinct(sorted(having(found, SEALED, NAIVE), key=order), lambda cell: (what(cell), cell.workers))
+    if not found:
+        return [Missing("variants", title, "no cell has both ringfence and the ring that seals hop by hop")]
+    return [_variants(title, count, [cell for cell in found if cell.workers == count]) for count in _counts(found)]
+
+
+def _variants(title: str, count: int, cells: list[Cell]) -> Figure:
+    some, note = counting(cells)
+    over = [cell.lines[NAIVE].seconds.median / cell.lines[SEALED].seconds.median for cell in some]
+    says = (
+        f"With {count} workers, sealing each whole message for each hop, with nothing overlapped and nothing "
+        f"forwarded, took {ranged(over)} times as long as ringfence{note}."
+    )
+    bare = [cell for cell in some if UNSEALED in cell.lines]
+    if bare:
+        cost = [cell.lines[SEALED].seconds.median / cell.lines[UNSEALED].seconds.median for cell in bare]
+        says += (
+            f" ringfence itself took {ranged(cost)} times as long as its own transport with a copy in place of "
+            "encryption: the cost of sealing alone."
+        )
+    names = [name for name in (SEALED, UNSEALED, NAIVE, "tls") if any(name in cell.lines for cell in cells)]
+    numbers = {variant_text(name): [point(what(cell), cell, name) for cell in having(cells, name)] for name in names}
+    return Figure(f"variants-{count}", "across", f"{title}, {count} workers", says, _READING, numbers, cells)
+
+
+def rates(study: Study) -> Sequence[Figure | Missing]:
+    title = "Networks slower than the cores"
+    found = sorted(having((cell for cell in study.cells if cell.rate_bits), SEALED), key=order)
+    found = [cell for cell in found if cell.wire == "float32" and not cell.busy]
+    found = sorted(distinct(found, lambda cell: (_rated(cell), cell.workers)), key=lambda cell: cell.rate_bits or 0)
+    if not found:
+        return [Missing("rates", title, "nothing was measured between hosts with a limited rate (network namespaces)")]
+    parts = []
+    for rate in sorted({cell.rate_bits for cell in found if cell.rate_bits}):
+        some, note = counting([cell for cell in found if cell.rate_bits == rate])
+        parts.append(f"{ranged([ratio_of(cell).median for cell in some])} at {rate_text(rate)}{note}")
+    says = f"Between hosts whose links are limited, sealed over plaintext: {'; '.join(parts)}."
+    numbers: dict[str, list[Point]] = {}
+    for cell in found:
+        numbers.setdefault(workers_text(cell), []).append(point(_rated(cell), cell))
+    numbers = dict(sorted(numbers.items(), key=lambda item: int(item[0].split()[0])))
+    return [Figure("rates", "across", title, says, _READING, numbers, found)]
+
+
+def _rated(cell: Cell) -> str:
+    hosts = f", {cell.hosts} hosts" if cell.hosts != cell.workers else ""
+    return f"{rate_text(cell.rate_bits or 0)}, {what(cell)}{hosts}"
+
+
+def _joined(cell: Cell) -> tuple[str, ...]:
+    """What a line by workers joins: steps cut alike. Of one with fewer buckets, computing hides another share."""
+    return (what(cell), cut_text(cell)) if cell.scaled != 1 else (what(cell),)
+
+
+def _apart(found: Sequence[Cell], left: Sequence[Cell]) -> str:
+    """The cells that are left out only because the steps of their model were cut to another length."""
+    times = Counter(what(cell) for cell in found)
+    names = [fully(cell) for cell in left if times[what(cell)] > 1]
+    why = "cut to another length than with other numbers of workers, and not comparable with these"
+    return f"{'; '.join(names)} ({why})" if names else ""
+
+
+def _plain_step(cell: Cell) -> bool:
+    return plain(cell) and is_step(cell)
+
+
+def _all_reduce(cell: Cell, size: int | None = None) -> bool:
+    return cell.kind == "collective" and cell.operation == "all_reduce" and size in (None, cell.size)
+
+
+def _by_workers(cells: Sequence[Cell]) -> dict[str, list[Point]]:
+    return {
+        f"{count} workers": [point(what(cell), cell) for cell in cells if cell.workers == count]
+        for count in _counts(cells)
+    }
+
+
+def _counts(cells: Sequence[Cell]) -> list[int]:
+    return sorted({cell.workers for cell in cells})
+
+
+def _verdicts(cells: Sequence[Cell]) -> str:
+    """How many differ from Gloo by more than Gloo does."""
+    scored = [cell for cell in cells if cell.scored]
+    if not scored:
+        return f"No difference is claimed: in none of these cells does Gloo read {QUIET}."
+    found = [verdict(cell) for cell in scored]
+    where = {"slower": "slower in", "faster": "faster in", "the same": "not distinguishable in"}
+    parts = [f"{words} {found.count(each)}" for each, words in where.items() if each in found]
+    counts = counted(len(scored), "cell")
+    return f"Where Gloo reads {QUIET} ({counts}), it is {', '.join(parts)}.{uncounted(cells)}"

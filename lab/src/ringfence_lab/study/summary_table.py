@@ -1,0 +1,111 @@
+"""Cells and their summary as text for a terminal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringfence_lab.bench.intervals import MIN_ROUNDS
+from ringfence_lab.bench.units import time_text
+from ringfence_lab.study.cells import TEE, Cell, label
+from ringfence_lab.study.estimate import seconds, total
+from ringfence_lab.tables import paragraph, table
+
+
+def listing(cells: Sequence[Cell], cores: int) -> str:
+    """Return the cells of a grid with an estimate of the time to measure them."""
+    rows = [
+        (
+            label(cell.settings),
+            _network(cell.settings, cell.settings["rate"]),
+            str(cell.settings["workers"]),
+            str(len(cell.settings["variants"])),
+            str(cell.rounds),
+            f"{seconds(cell, cores):.0f} s",
+        )
+        for cell in cells
+    ]
+    header = ("cell", "network", "workers", "variants", "rounds", "time")
+    estimate = f"{len(cells)} cells, {minutes(total(cells, cores))} on {cores} cores like those of a recent Xeon"
+    return "\n".join([table(header, rows, left=2), paragraph(estimate)])
+
+
+def minutes(duration: float) -> str:
+    """Return a duration rounded to minutes, or to seconds below 90."""
+    return f"about {duration / 60:.0f} min" if duration >= 90 else f"about {duration:.0f} s"
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table for each cell: the time of each variant and its ratio to Gloo's."""
+    blocks = []
+    for _, group in itertools.groupby(rows, key=lambda row: row["cell"]):
+        found = list(group)
+        lines: list[tuple[str, ...]] = [
+            (
+                row["variant"],
+                time_text(row["seconds"]),
+                f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]",
+                f"{row['cpu_seconds']:.3f} s",
+            )
+            for row in found
+        ]
+        tee = found[0]["kind"] == TEE
+        header: tuple[str, ...] = (
+            "variant",
+            "simulated" if tee else "median",
+            f"ratio to {_baseline(found[0])}",
+            "CPU",
+        )
+        if tee:  # cores in use, and the dilation at which they were
+            header += ("cores", "dilation")
+            lines = [(*line, *_cores(row)) for line, row in zip(lines, found, strict=True)]
+        blocks.append("\n".join([*_heading(found[0]), table(header, lines, indent=2)]))
+    return "\n\n".join(blocks)
+
+
+def samples(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row for each sample."""
+    lines = [
+        (
+            row["cell"],
+            row["variant"],
+            str(row["round"]),
+            time_text(row["seconds"]),
+            f"{row['cpu_seconds']:.3f} s",
+        )
+        for row in rows
+    ]
+    return table(("cell", "variant", "round", "seconds", "CPU"), lines, left=2)
+
+
+def _baseline(row: Mapping[str, Any]) -> str:
+    return "plain" if row["kind"] == TEE else "Gloo"
+
+
+def _cores(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{row['cpu_seconds'] / row['wall_seconds']:.2f}", f"{row['dilation']:g}"
+
+
+def _heading(row: Mapping[str, Any]) -> list[str]:
+    rate = f"{row['rate_bits'] / 1e9:g}gbit" if row["rate_bits"] else None
+    cut = f", 1/{row['scaled']:.3g} of a step" if row["scaled"] != 1 else ""
+    unscored = "" if row["scored"] else f"; not scored: {_why_unscored(row)}"
+    return [
+        paragraph(f"{label(row)}{cut}, {row['workers']} workers, {_network(row, rate)}", 4),
+        paragraph(
+            f"  {row['rounds']} rounds, {_baseline(row)} / {_baseline(row)} ±{row['resolution']:.2f}{unscored}", 4
+        ),
+    ]
+
+
+def _why_unscored(row: Mapping[str, Any]) -> str:
+    if row["rounds"] < MIN_ROUNDS:
+        return f"fewer than {MIN_ROUNDS} rounds"
+    return f"the two runs of {_baseline(row)} differ too much"
+
+
+def _network(settings: Mapping[str, Any], rate: str | None) -> str:
+    if not settings["hosts"]:
+        return "loopback"
+    return f"{settings['hosts']} host{'s' * (settings['hosts'] > 1)}{f', {rate}' if rate else ''}"

@@ -1,0 +1,118 @@
+"""How long a variant of a gpu-tee cell takes in simulated time, and how much work it is for this machine.
+
+The quotient of the two is the dilation that keeps a given number of this machine's cores in use. These estimates choose the
+dilation and print how long a study takes. No result contains them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ringfence_lab.accelerator.tee import Tee
+from ringfence_lab.bench import names
+from ringfence_lab.plan.hardware import load
+from ringfence_lab.study.cells import Step
+
+HOST_PROFILE: Final = "tdx-100g"  # of the planner: what a core of a confidential virtual machine costs
+_AES: Final = 0.3e-9  # seconds of a core of this machine, for each byte and pass
+_MOVE: Final = 0.4e-9  # copying and adding a byte of a sub-step
+_SEALED: Final = 2.5e-9  # sealing, sending through a limited link, receiving, opening and adding a byte, both ends
+_COPY: Final = 100e-6  # issuing one copy, with its events
+_PASSES: Final = {"plain": 0, "plain-again": 0, "direct": 2, "all": 2}  # of AES for each byte of a sub-step; else 4
+_PASS_BYTES: Final = 8 << 20  # of a tensor that ringfence copies to the host at once: order of magnitude
+
+
+def host_rate(cores: float) -> float:
+    """Return the bytes per second that cores of a host seal, send, receive, open and add, by the planner's profile."""
+    profile = load(HOST_PROFILE)
+    return cores / sum(profile["core", stage] for stage in ("seal", "send", "receive", "open", "reduce"))
+
+
+def copy_seconds(tee: Tee, size: float) -> float:
+    """Return the time of one host-device copy."""
+    if not tee.confidential:
+        return tee.plain_overhead + size / tee.link_rate
+    return tee.copy_overhead + _stages(tee, size, [1 / tee.cpu_rate, 1 / tee.link_rate, *_device(tee)])
+
+
+def hop_seconds(tee: Tee, size: float) -> float:
+    """Return the time of one copy from device to device."""
+    if not tee.confidential:
+        return tee.peer_overhead + size / tee.peer_rate
+    if tee.direct:
+        link = 1 / tee.link_rate
+        return tee.copy_overhead + _stages(tee, size, [*_device(tee), link, link, *_device(tee)])
+    return 2 * copy_seconds(tee, size)
+
+
+def one_copy(tee: Tee, size: float, devices: int, operation: str | None) -> float:
+    """Return the time of one copy of a bucket, or of what is copied in its place."""
+    return copy_seconds(tee, size) if operation == "copy" else hop_seconds(tee, size / devices)
+
+
+def _device(tee: Tee) -> list[float]:
+    """Return the seconds per byte of encryption and of authentication on the device."""
+    parts = tee.authentication_parts if tee.parallel_authentication else 1
+    authentication = 1 / tee.authentication_rate / parts if tee.authentication_rate else 0.0
+    return [1 / tee.device_rate if tee.device_rate else 0.0, authentication]
+
+
+def _stages(tee: Tee, size: float, per_byte: Sequence[float]) -> float:
+    if not tee.overlap:
+        return size * sum(per_byte)
+    return size * max(per_byte) + min(size, tee.piece_bytes) * (sum(per_byte) - max(per_byte))
+
+
+def ring_seconds(tee: Tee, devices: int, trace: Sequence[Step]) -> float:
+    """Return the simulated time of a step whose buckets are summed hop by hop."""
+    return _step(trace, [2 * (devices - 1) * hop_seconds(tee, size / devices) for size, _ in trace])
+
+
+def sealed_seconds(tee: Tee, workers: int, trace: Sequence[Step], rate: float) -> float:
+    """Return the simulated time of a step whose buckets ringfence sums, with so many bytes per second of a host."""
+    times = []
+    for size, _ in trace:
+        pieces = max(1.0, size / _PASS_BYTES)
+        copying = pieces * copy_seconds(tee, size / pieces)
+        times.append(max(copying, 2 * (workers - 1) / workers * size / rate) + copying / pieces)
+    return _step(trace, times)
+
+
+def _step(trace: Sequence[Step], times: Sequence[float]) -> float:
+    computed = done = 0.0
+    for (_, before), seconds in zip(trace, times, strict=True):
+        computed += before
+        done = max(done, computed) + seconds
+    return done
+
+
+def ring_work(variant: str, devices: int, trace: Sequence[Step]) -> float:
+    """Return the seconds of this machine's cores that a step of a ring takes."""
+    copies = 2 * (devices - 1) * devices * len(trace)
+    moved = 2 * (devices - 1) * sum(size for size, _ in trace)
+    return moved * (_MOVE + _AES * _PASSES.get(variant, 4)) + copies * _COPY
+
+
+def sealed_work(workers: int, trace: Sequence[Step]) -> float:
+    """Return the same of a step of ringfence."""
+    size = sum(size for size, _ in trace)
+    return workers * size * 4 * _AES + 2 * (workers - 1) * size * _SEALED
+
+
+def work(variant: str, devices: int, trace: Sequence[Step], operation: str | None) -> float:
+    """Return the seconds of this machine's cores that one run of a variant takes."""
+    if operation == "copy":
+        return sum(size for size, _ in trace) * (_MOVE + _AES * _PASSES.get(variant, 4)) + 2 * _COPY
+    return sealed_work(devices, trace) if variant == names.TEE_SEALED else ring_work(variant, devices, trace)
+
+
+def simulated(
+    variant: str, tee: Tee, devices: int, trace: Sequence[Step], operation: str | None, cores: float
+) -> float:
+    """Return the simulated seconds of one run of a variant; `cores` are those of a host of ringfence."""
+    if operation == "copy":
+        return sum(2 * copy_seconds(tee, size) for size, _ in trace)
+    if variant == names.TEE_SEALED:
+        return sealed_seconds(tee, devices, trace, host_rate(cores))
+    return ring_seconds(tee, devices, trace)

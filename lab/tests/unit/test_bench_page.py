@@ -1,0 +1,280 @@
+"""The page of figures: what a folder of samples says, put between markers; nothing in it is older than its samples."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.cli import _parser
+from ringfence_lab.bench.intervals import Interval
+from ringfence_lab.bench.samples import FILE
+from scripts.demo_recording import PICTURE, drawn
+from scripts.page.documents import HOME, PAGE, README, RESULTS, ROOT, TARGETS, documents, filled, stale
+from scripts.page.edition import CALLS, MACHINES, SIZES, Edition, read
+from scripts.page.series import SERIES, digest
+from scripts.page.tables import NOTHING, TABLES
+from scripts.page.targets import Target, targets
+
+FACTS = {
+    "cpu": "A CPU", "cores": 2, "caches": {"L2": "2M"}, "memory_gib": 8, "kernel": "Linux 6.18-x", "python": "3.11",
+    "versions": {"torch": "2.13.0+cpu"}, "openssl": "OpenSSL 4", "source": "abc", "gloo": {"threads": 2, "devices": 1},
+}  # fmt: skip
+AROUND = {"hosts": 0, "rate": None, "variants": ["gloo-a", "gloo-b", "ringfence", "tls"]}
+
+
+def one(seconds: float) -> dict[str, float]:
+    return {"seconds": seconds, "cpu": 2 * seconds, "sent": 100, "repeats": 1}
+
+
+def write(folder: Path, machine: str, run: str, ratio: float, rounds: int) -> None:
+    """An all-reduce of all sizes in which sealed takes `ratio` of Gloo's second, appended as one run."""
+    lines: list[dict[str, Any]] = [
+        {"run": run, "machine": FACTS, "command": f"ringfence bench {run}", "date": "2026-01-02T03:04:05+00:00"}
+    ]
+    for workers in (2, 4):
+        for size in SIZES:
+            case = {"kind": "collective", "operation": "all_reduce", "size": size, "workers": workers, "busy": False}
+            samples = {"gloo-a": one(1), "gloo-b": one(1), "ringfence": one(ratio), "tls": one(3)}
+            lines += [
+                {"run": run, "case": {**case, **AROUND, "machine": machine}, "round": number, "samples": samples}
+                for number in range(rounds)
+            ]
+    with (folder / FILE).open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_only_the_last_code_that_was_measured_is_shown(tmp_path: Path) -> None:
+    write(tmp_path, "old", "first", 5.0, 15)
+    write(tmp_path, "new", "second", 0.5, 15)
+    edition = read(tmp_path)
+    assert edition.commands == ["ringfence bench second"]
+    text = TABLES["all-reduce"](edition)
+    assert "0.50 [0.50, 0.50]" in text
+    assert "5.00" not in text
+
+
+def test_a_trial_run_says_so_and_does_not_reach_the_readme(tmp_path: Path) -> None:
+    write(tmp_path, "m", "run", 0.5, 3)
+    trial = read(tmp_path)
+    assert documents(trial) == [PAGE, TARGETS]
+    assert "trial run" in TABLES["circumstances"](trial)
+    write(tmp_path, "m", "more", 0.5, 12)
+    full = read(tmp_path)
+    assert documents(full) == [PAGE, TARGETS, README, HOME]
+    assert "trial run" not in TABLES["circumstances"](full)
+    assert TABLES["headline"](full) == NOTHING  # single calls were not timed
+
+
+def write_calls(folder: Path) -> None:
+    """Single calls of two sizes, with a mean that a few slow calls of Gloo's dominate."""
+
+    def figures(median: float, slow: float) -> dict[str, float]:
+        return {"median_after_barrier": median, "p95_after_barrier": slow, "mean_back_to_back": slow}
+
+    sizes = [
+        {"size": 4 << 10, "gloo": figures(0.0004, 0.0016), "ringfence": figures(0.0003, 0.0001)},
+        {"size": 25 << 20, "gloo": figures(0.020, 0.020), "ringfence": figures(0.022, 0.022)},
+    ]
+    about = {"command": "python -m scripts.call_latency", "date": "2026-01-02T03:04:05+00:00", "rounds": 15}
+    (folder / CALLS).write_text(json.dumps({**about, "machine": FACTS, "sizes": sizes}))
+
+
+def write_machines(folder: Path) -> None:
+    """A study in which two machines of one worker take twice Gloo's time, and two of four workers 0.9 of it."""
+    raw = folder / MACHINES / "raw"
+    raw.mkdir(parents=True)
+    lines: list[dict[str, Any]] = [
+        {"run": "study", "machine": FACTS, "command": "ringfence study", "date": "2026-01-03T03:04:05+00:00"}
+    ]
+    for workers, ratio in ((2, 2.0), (8, 0.9)):
+        case = {"kind": "collective", "operation": "all_reduce", "size": 25 << 20, "workers": workers, "busy": False}
+        samples = {"gloo-a": one(1), "gloo-b": one(1), "ringfence": one(ratio), "tls": one(3)}
+        lines.append(
+            {"run": "study", "case": {**case, **AROUND, "hosts": 2, "machine": "s"}, "round": 0, "samples": samples}
+        )
+    (raw / "cells.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_headline_is_the_median_call_and_the_study_of_machines(tmp_path: Path) -> None:
+    write(tmp_path, "m", "run", 0.5, 15)
+    write_calls(tmp_path)
+    write_machines(tmp_path)
+    edition = read(tmp_path)
+    headline = " ".join(TABLES["headline"](edition).split())
+    assert "all-reduce takes 1.10 times as long as plaintext Gloo** between two workers with a core each" in headline
+    assert "(median call, 22.00 ms and 20.00 ms, loopback, a CPU (A CPU)). A study on a CPU (A CPU)" in headline
+    assert "has 2.00 times there, and **0.90 times** between two machines of four workers each" in headline
+    assert "| 4 KiB | 400 µs | 300 µs | 0.75 | 1.60 ms | 100 µs |" in TABLES["two-workers"](edition)
+
+
+def test_two_workers_have_one_ratio_on_every_page(tmp_path: Path) -> None:
+    """The batches of the benchmark say 0.50 here: no table, target or picture shows that for two workers."""
+    write(tmp_path, "m", "run", 0.5, 15)
+    write_calls(tmp_path)
+    edition = read(tmp_path)
+    (target,) = [each for each in targets(edition) if each.what == "all-reduce, 25 MiB, 2 workers"]
+    assert (round(target.ratio.median, 2), target.resolution, target.met) == (1.10, None, False)
+    assert "| all-reduce, 25 MiB, 2 workers | 1.00 | 1.10, median call |  | 15 | **no** |" in TABLES["verdicts"](
+        edition
+    )
+    assert "2 workers" not in TABLES["all-reduce"](edition)
+    drawn = {name: series(edition) for name, series in SERIES.items()}
+    points = [(name, point) for name, groups in drawn.items() for point in groups.get("2 workers", ())]
+    assert not [name for name, point in points if point["ratio"][1] == 0.5]
+    assert [point["ratio"][1] for point in drawn["all-reduce"]["2 workers, median call"]] == [0.75, 1.1]
+
+
+@pytest.mark.parametrize(
+    ("high", "verdict", "met"),
+    [(1.0, "yes", True), (1.05, "within Gloo / Gloo", True), (1.06, "**no**", False)],
+)
+def test_a_target_that_only_the_resolution_saves_says_so(high: float, verdict: str, met: bool) -> None:
+    target = Target("x", 1.0, Interval(0.9, 0.8, high), 0.05, 15)
+    assert (target.verdict, target.met) == (verdict, met)
+
+
+def test_targets_that_are_missed_are_shown_as_missed(tmp_path: Path) -> None:
+    write(tmp_path, "m", "run", 1.2, 15)
+    write_calls(tmp_path)
+    edition = read(tmp_path)
+    met = {target.what: target.met for target in targets(edition)}
+    assert met["all-reduce, 4 KiB, 2 workers"]  # its limit is 0.8
+    assert not met["all-reduce, 100 MiB, 2 workers"]
+    rows = TABLES["verdicts"](edition).splitlines()
+    assert "| all-reduce, 100 MiB, 4 workers | 1.00 | 1.20 [1.20, 1.20] | ±0.00 | 15 | **no** |" in rows
+    assert len(rows) == 2 + 5
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_what_was_not_measured_is_said(name: str) -> None:
+    assert TABLES[name](Edition()) == NOTHING
+
+
+def test_filling_replaces_what_stands_between_markers_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, "m", "run", 0.5, 15)
+    write_calls(tmp_path)
+    write_machines(tmp_path)
+    edition = read(tmp_path)
+    text = "before\n<!-- figures: headline -->\nold\n<!-- end of figures -->\nafter\n"
+    once = filled(text, edition)
+    assert once.startswith("before\n<!-- figures: headline -->\n**A sealed")
+    assert once.endswith("<!-- end of figures -->\nafter\n")
+    assert "old" not in once
+    assert filled(once, edition) == once
+    with pytest.raises(KeyError):
+        filled(text.replace("headline", "nothing"), edition)
+
+
+def test_no_measured_figure_stands_outside_of_the_markers() -> None:
+    """The page says that a script writes them. What is not measured may be: a unit of the table, a protocol's version."""
+    prose = re.sub(r"<!-- figures: .*?<!-- end of figures -->", "", PAGE.read_text(), flags=re.DOTALL)
+    assert len(prose) < len(PAGE.read_text()) / 2
+    figures = r"\b\d+\.\d+|\d+ ?%|\d+ (?:s|ms|µs|ns|GB/s|times)\b|\ba (?:third|quarter|fifth|tenth)\b|\bhalf\b"
+    assert set(re.findall(figures, prose)) == {"1.00", "95 %", "1.3"}
+
+
+def test_the_lower_bound_comes_from_the_samples(tmp_path: Path) -> None:
+    """Two workers move 50 MiB for an all-reduce of 25: a lower bound of 50 Mi ns is one nanosecond a byte."""
+    write(tmp_path, "m", "run", 0.5, 2)
+    place = {"operation": "all_reduce", "size": 25 << 20, "workers": 2, "machine": "m"}
+    profiled = {**one(1), "stages": {"seal": 0.5, "rest": 0.5}}
+    case = {"kind": "collective", **place, **AROUND, "busy": False}
+    case["variants"] = ["gloo-a", "gloo-b", "ringfence-profiled"]
+    rounds = {"gloo-a": one(1), "gloo-b": one(1), "ringfence-profiled": profiled}
+    lines = [
+        {"run": "run", "case": case, "round": 0, "samples": rounds},
+        {
+            "run": "run",
+            "case": {"kind": "lower_bound", **place},
+            "round": 0,
+            "samples": {"lower_bound": {"cpu_seconds": 0.0524288}},
+        },
+    ]
+    with (tmp_path / FILE).open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    assert TABLES["stages"](read(tmp_path)).splitlines()[-1].endswith("| 1.00 |")
+
+
+def test_a_digest_changes_with_the_numbers(tmp_path: Path) -> None:
+    digests = set()
+    for ratio in (0.5, 0.6):
+        folder = tmp_path / str(ratio)
+        folder.mkdir()
+        write(folder, "m", "run", ratio, 2)
+        digests.add(digest(SERIES["all-reduce"](read(folder))))
+    assert len(digests) == 2
+
+
+@pytest.mark.slow
+def test_the_documents_show_the_samples_that_lie_beside_them() -> None:
+    """`scripts/figures` makes it so."""
+    edition = read(RESULTS)
+    assert edition.results
+    assert stale(edition) == []
+
+
+def test_every_picture_of_the_page_is_one_that_is_drawn() -> None:
+    shown = set(re.findall(r"\(\.\./figures/([a-z-]+)\.svg\)", PAGE.read_text()))
+    first = set(re.findall(r"\(docs/figures/([a-z-]+)\.svg\)", README.read_text()))
+    assert first == {"headline", "demo"}  # `scripts.demo_recording` draws the other
+    assert shown | first - {"demo"} == set(SERIES)
+
+
+@pytest.mark.processes
+def test_the_measurement_says_what_it_runs_and_how_long_that_takes() -> None:
+    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, *steps = done.stdout.splitlines()
+    minutes = re.fullmatch(r"(\d+) measurements, about (\d+) minutes on 2 cores; less where .*", first)
+    assert minutes
+    assert int(minutes[1]) == len(steps)
+    assert int(minutes[2]) <= 45
+
+
+@pytest.mark.processes
+def test_every_step_of_the_measurement_is_a_command_that_exists() -> None:
+    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=60)
+    for step in done.stdout.splitlines()[1:]:
+        arguments = step.partition("] ringfence ")[2].split()
+        assert _parser().parse_args(arguments).run.__name__ == f"run_{arguments[1]}"
+
+
+def test_what_is_inside_a_machine_and_what_is_between_machines_are_kept_apart() -> None:
+    """In headlines too: no row of one machine stands under a price of sealing, and none that was sealed under the other."""
+    page = PAGE.read_text()
+    between, inside = page.index("\n## Between machines\n"), page.index("\n## Inside a machine\n")
+    assert (
+        between
+        < page.index("<!-- figures: machines-between -->")
+        < inside
+        < page.index("<!-- figures: machines-inside -->")
+    )
+    edition = read(RESULTS)
+    assert edition.machines is not None
+    sealed = TABLES["machines-between"](edition)
+    assert "| 1 x " not in sealed and "| 2 x 4 |" in sealed
+    assert len(TABLES["machines-inside"](edition).splitlines()) > 2
+    assert NOTHING == TABLES["machines-circumstances"](Edition()) == TABLES["machines-inside"](Edition())
+    counted = re.fullmatch(r"In (\d+) of (\d+) cells, .*", TABLES["machines-counted"](edition))
+    assert counted and counted[1] == counted[2]
+
+
+def test_a_recording_of_the_demo_shows_every_line_where_nothing_is_animated() -> None:
+    """Lines light up one after the other; without animation, or with motion reduced, all of them are there."""
+    picture = drawn([(0.0, "$ ringfence demo"), (0.5, "   yes  a < b"), (9.0, ""), (9.0, "All checks passed.")])
+    lines = re.findall(
+        r'class="line (\w+)" style="animation-delay: ([\d.]+)s" xml:space="preserve">(.*)</text>', picture
+    )
+    assert lines == [
+        ("command", "0.50", "$ ringfence demo"),
+        ("yes", "1.00", "   yes  a &lt; b"),
+        ("heading", "2.20", "All checks passed."),
+    ]
+    assert "opacity: 0.2 }" in picture.split("@media")[0]  # only in the keyframes
+    assert picture.count("opacity") == 1
+    assert "All checks passed." in PICTURE.read_text()

@@ -1,0 +1,283 @@
+"""Training steps, recommendations, the runtime's table and published figures."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.collectives import Table
+from ringfence.errors import ConfigurationError
+from ringfence_lab.plan import hardware, models, published
+from ringfence_lab.plan.recommend import CAPS, WORKERS, best_for, in_the_clear, plan, sweep
+from ringfence_lab.plan.selection_table import differences, table
+from ringfence_lab.plan.steps import Question, all_reduce, step
+from ringfence_lab.plan.work import VARIANTS
+
+GPT2 = models.load("gpt2")
+names = st.sampled_from(hardware.names())
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=names, workers=st.sampled_from([2, 5, 8, 64, 256]), cap=st.sampled_from([None, 1.0, 100.0]))
+def test_a_step_is_no_shorter_than_its_parts(name: str, workers: int, cap: float | None) -> None:
+    profile = hardware.load(name)
+    for variant in VARIANTS.values():
+        found = step(profile, variant, Question(GPT2, workers, cap))
+        assert found.seconds >= found.compute * 0.999999
+        assert found.seconds <= (found.compute + found.communication.seconds) * 1.000001
+        assert math.isclose(sum(found.terms.values()), found.seconds, rel_tol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=names, workers=st.sampled_from([2, 8, 64, 1024]), compute=st.floats(1e-3, 100))
+def test_sealing_costs_something_and_hop_by_hop_more(name: str, workers: int, compute: float) -> None:
+    profile = hardware.load(name)
+    question = Question(GPT2, workers, compute_seconds=compute)
+    plain, sealed, hops = (
+        step(profile, VARIANTS[variant], question).seconds for variant in ("plaintext", "ringfence", "hop-by-hop")
+    )
+    assert plain <= sealed * 1.000001
+    assert plain <= hops * 1.000001
+
+
+def test_nothing_is_hidden_in_confidential_mode() -> None:
+    found = step(hardware.load("h100-cc"), VARIANTS["ringfence"], Question(GPT2, 4))
+    assert found.seconds == pytest.approx(found.compute + found.communication.seconds)
+
+
+def test_computing_hides_communication_where_cores_are_free() -> None:
+    found = step(hardware.load("tdx-100g"), VARIANTS["ringfence"], Question(GPT2, 4, compute_seconds=100.0))
+    assert found.seconds < 100.2
+    assert found.communication.seconds > 0.2
+
+
+def test_computing_on_the_same_cores_hides_nothing() -> None:
+    busy = hardware.load("tdx-100g").with_values(node_workers=8, node_cores=2, compute_busy=1)
+    found = step(busy, VARIANTS["ringfence"], Question(GPT2, 2, compute_seconds=10.0))
+    assert found.exposed == pytest.approx(found.communication.cpu, rel=0.01)
+
+
+def test_fewer_synchronisations_cost_less() -> None:
+    profile = hardware.load("tdx-10g")
+    often = step(profile, VARIANTS["ringfence"], Question(GPT2, 64, every=10))
+    seldom = step(profile, VARIANTS["ringfence"], Question(GPT2, 64, every=100))
+    assert often.exposed == pytest.approx(10 * seldom.exposed)
+
+
+def test_two_levels_pay_off_where_workers_share_a_fast_node() -> None:
+    profile = hardware.load("h100-ppcie")
+    flat, two = (all_reduce(profile, VARIANTS["ringfence"], name, 64, 1e8).seconds for name in ("ring", "two-levels"))
+    assert two < flat / 2
+    alone = hardware.load("tdx-100g")  # one worker a machine: there is no second level
+    assert all_reduce(alone, VARIANTS["ringfence"], "two-levels", 64, 1e8).seconds == pytest.approx(
+        all_reduce(alone, VARIANTS["ringfence"], "ring", 64, 1e8).seconds
+    )
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="two-levels"):
+        all_reduce(hardware.load("tdx-10g"), VARIANTS["ringfence"], "telepathy", 4, 1e6)
+
+
+@settings(max_examples=12, deadline=None)
+@given(name=names, workers=st.sampled_from([2, 8, 64, 512]), model=st.sampled_from(["resnet50", "gpt2-xl"]))
+def test_advice_never_makes_it_worse(name: str, workers: int, model: str) -> None:
+    profile = hardware.load(name)
+    found = plan(profile, Question(models.load(model), workers))
+    assert found.tuned["ringfence"].seconds <= found.variants["ringfence"].seconds * 1.000001
+    assert found.all_levers.seconds <= found.tuned["ringfence"].seconds * 1.000001
+    assert all(each.gain >= 0.01 for each in found.advice if each.lever != "every")
+    built = [each for each in found.advice if each.built]
+    assert {each.lever for each in built} <= {"bucket", "channels", "bucket and channels"}
+    assert all(" channels" in each.value for each in built if "channels" in each.lever)
+
+
+def test_workers_of_one_machine_cost_less_than_as_many_machines() -> None:
+    """Eight workers on two machines: the runtime's own choice is two levels, so no schedule is recommended."""
+    profile = hardware.load("tdx-25g")
+    two = profile.with_values(node_workers=4)
+    sealed_inside = two.with_values(inside_sealed=1)
+    found, flat, alone = (
+        step(each, VARIANTS["ringfence"], Question(GPT2, 8)) for each in (two, sealed_inside, profile)
+    )
+    assert found.communication.seconds < flat.communication.seconds
+    assert found.communication.terms["crypto"] < alone.communication.terms["crypto"]
+    advised = plan(two, Question(GPT2, 8)).advice
+    assert not any("schedule" in each.lever for each in advised)
+    named = step(two, VARIANTS["ringfence"], Question(GPT2, 8, schedule="two-levels", cap_mib=100))
+    assert named.seconds == pytest.approx(
+        step(two, VARIANTS["ringfence"], Question(GPT2, 8, cap_mib=100)).seconds, rel=0.05
+    )
+
+
+def test_channels_gain_nothing_inside_a_machine() -> None:
+    inside, between = (hardware.load("tdx-25g").with_values(node_workers=count) for count in (8, 1))
+    costs = [
+        [all_reduce(each, VARIANTS["ringfence"], "table", 8, 1e8, n).seconds for n in (1, 4)]
+        for each in (inside, between)
+    ]
+    assert costs[0][0] == costs[0][1]
+    assert costs[1][1] < 0.8 * costs[1][0]
+
+
+def test_inside_a_machine_nothing_is_sealed() -> None:
+    profile = hardware.load("tdx-25g").with_values(node_workers=8)
+    sealed, plain = (all_reduce(profile, VARIANTS[name], "table", 8, 1e8) for name in ("ringfence", "plaintext"))
+    assert sealed.terms.get("crypto", 0.0) == 0.0 and sealed.terms.get("wire", 0.0) == 0.0
+    assert sealed.seconds == pytest.approx(plain.seconds)
+
+
+def test_a_better_schedule_is_advised_as_not_built() -> None:
+    """The runtime's table chooses: a question with a slow schedule names a faster one, and that it is not implemented."""
+    profile = hardware.load("tdx-100g")
+    found = plan(profile, Question(GPT2, 8, schedule="doubling"))
+    (advised,) = [each for each in found.advice if "schedule" in each.lever]
+    assert not advised.built
+    assert "table chooses" in advised.why
+    assert found.tuned["ringfence"].seconds > found.synchronous.seconds
+
+
+def test_a_requested_schedule_is_not_advised_again() -> None:
+    profile = hardware.load("h100-ppcie")
+    found = plan(profile, Question(GPT2, 64, schedule="two-levels"))
+    assert not any("schedule" in each.lever for each in found.advice)
+    assert {each.lever for each in found.advice if each.built} <= {"bucket", "channels", "bucket and channels"}
+
+
+@settings(max_examples=12, deadline=None)
+@given(name=names, workers=st.sampled_from([2, 8, 64, 512, 4096]))
+def test_plaintext_is_compared_at_what_is_best_for_plaintext(name: str, workers: int) -> None:
+    profile, question = hardware.load(name), Question(GPT2, workers)
+    found = plan(profile, question)
+    least = min(step(profile, VARIANTS["plaintext"], replace(question, cap_mib=cap)).seconds for cap in CAPS)
+    assert found.tuned["plaintext"].seconds <= least * 1.016
+    assert found.tuned_overhead >= 0.999999
+    best = best_for(profile, question, "ringfence")
+    assert best.every == 1
+    assert step(profile, VARIANTS["ringfence"], best).seconds == pytest.approx(found.synchronous.seconds)
+    plain = in_the_clear(profile, question, best).seconds
+    assert plain <= step(profile, VARIANTS["plaintext"], best).seconds
+    assert plain <= step(profile, VARIANTS["plaintext"], best_for(profile, question, "plaintext")).seconds
+
+
+def test_buckets_are_chosen_again_for_more_channels() -> None:
+    profile, question = hardware.load("tdx-100g"), Question(models.load("gpt2-xl"), 16_384)
+    best = best_for(profile, question, "ringfence")
+    assert best.channels > 1
+    least = min(step(profile, VARIANTS["ringfence"], replace(best, cap_mib=cap)).seconds for cap in CAPS)
+    assert step(profile, VARIANTS["ringfence"], best).seconds <= least * 1.016
+
+
+def test_advice_is_what_its_gains_say() -> None:
+    """Asked with the recommended settings, the answer is the recommended cost, and there is nothing left to advise."""
+    profile = hardware.load("tdx-100g")
+    found = plan(profile, Question(models.load("gpt2-xl"), 64))
+    again = step(profile, VARIANTS["ringfence"], found.best)
+    assert again.seconds == pytest.approx(found.all_levers.seconds)
+    product = math.prod(1 - each.gain for each in found.advice)
+    assert found.variants["ringfence"].seconds * product == pytest.approx(again.seconds)
+
+
+def test_a_sweep_goes_to_16384_and_is_quick() -> None:
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    profile, question = hardware.load("snp-100g"), Question(models.load("llama-7b"), 2)
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = list(sweep(profile, question))
+    finally:
+        sys.setprofile(before)
+    assert [each.question.workers for each in found] == list(WORKERS)
+    assert WORKERS[-1] == 16_384
+    assert calls < 10_000_000  # 3.2 million, or some two seconds
+
+
+def test_scale_costs_no_more_than_it_must() -> None:
+    """From 64 to 16,384 workers, a step with recommended settings grows by less than a factor of three on 400 Gbit/s."""
+    profile = hardware.load("tdx-400g")
+    small, large = (plan(profile, Question(models.load("llama-7b"), count)) for count in (64, 16_384))
+    assert large.tuned["ringfence"].seconds < 3 * small.tuned["ringfence"].seconds
+
+
+def test_the_models_table_is_no_worse_by_the_models_own_measure() -> None:
+    profile = hardware.load("tdx-10g")
+    groups = (2, 4, 8, 16, 64)
+    mine = table(profile, groups)
+    found = differences(profile, groups, mine)
+    assert mine != Table()
+    assert sum(math.log(1 - each.gain) for each in found) < 0
+    assert Table.from_bytes(mine.to_bytes()) == mine
+
+
+def test_published_figures_stand_beside_what_is_predicted() -> None:
+    found = published.copies_only()
+    assert {each.link for each in found} == {"NVLink", "PCIe"}
+    for each in found:
+        assert each.slowdown["default"] > each.slowdown["enlarged"] > 1
+        overhead, rate = each.implied
+        copies = 12 * len(published._bucketed(models.load("gpt2-xl").parameters)["default"])
+        moved = 12 / 4 * models.load("gpt2-xl").elements * 4
+        assert (each.compute + copies * overhead + moved / rate) / each.plain == pytest.approx(41.6)
+
+
+def test_the_published_setting_is_predicted_by_the_model() -> None:
+    profile, model = hardware.load("h100-cc"), models.load("gpt2-xl")
+    for each in published.gpt2_xl():
+        question = Question(model, 4, samples=each.samples)
+        plain, hops = (step(profile, VARIANTS[variant], question).seconds for variant in ("plaintext", "hop-by-hop"))
+        assert each.slowdown["default"] == pytest.approx(hops / plain)
+        one = step(profile, VARIANTS["hop-by-hop"], replace(question, cap_mib=1e6))
+        assert one.buckets == 1
+        assert each.slowdown["enlarged"] == pytest.approx(one.seconds / plain)
+    assert published.distance(41.6 * 2, "default") == "2.0 times above"
+    assert published.distance(3.03 / 4, "enlarged") == "4.0 times below"
+
+
+def test_each_of_fastracks_fixes_saves_time() -> None:
+    found = published.fastrack()
+    assert len(found) == 4
+    assert [each.reduction for each in found] == sorted(each.reduction for each in found)
+    assert found[0].reduction == 0
+
+
+def test_a_cut_trace_is_found_again_by_its_scale() -> None:
+    from ringfence_lab.plan.traces import as_replayed, trace
+
+    for name, most in (
+        ("gpt2-xl", 512 << 20),
+        ("llama-7b", 2 << 30),
+        ("gpt2", 64 << 20),
+        ("resnet50", 1 << 30),
+        ("gpt2", 1 << 20),
+    ):
+        cut = trace(models.load(name), None, 4, 10.0, False, most_bytes=most)
+        found = as_replayed(models.load(name), None, 4, cut.compute_seconds, False, cut.scale)
+        assert found.scale == pytest.approx(cut.scale)
+        assert [size for size, _ in found.steps] == [size for size, _ in cut.steps]
+        assert found.compute_seconds == pytest.approx(cut.compute_seconds)
+
+
+def test_questions_are_values() -> None:
+    question = Question(GPT2, 4)
+    assert replace(question, workers=8).workers == 8
+    assert question.workers == 4
+
+
+def test_the_pages_show_what_the_script_writes() -> None:
+    """The quick tables; `scripts/plan-tables --check` looks at all of them."""
+    from scripts.plan_tables import PAGES, TABLES
+
+    text = "".join(page.read_text() for page in PAGES)
+    assert all(f"<!-- plan: {name} -->" in text for name in TABLES)
+    for name in ("profiles", "published", "copies", "fastrack", "calibrated"):
+        assert TABLES[name]() in text, f"{name} is stale: run scripts/plan-tables"
