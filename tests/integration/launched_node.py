@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
+from collections.abc import Callable
 
 from tests.limits import HANG
 
@@ -39,6 +40,10 @@ class Node:
             found = self.matches(pattern)
             return bool(found) and {*kinds} <= {each[1] for each in found if kinds}
 
+        self.wait_until(is_there)
+
+    def wait_until(self, is_there: Callable[[], bool]) -> None:
+        """Wait until this is true of the lines."""
         with self._printed:
             assert self._printed.wait_for(is_there, HANG), "\n".join(self.lines)
 

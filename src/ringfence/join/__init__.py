@@ -8,7 +8,6 @@
     dialler.py         dials the parent
     parent.py          where the parent is, when to dial again, when its refusal is final
     listener.py        listens on the interface and ports of the settings, and for workers of this machine
-    refusals.py        children that refuse this worker, and when that is final
     collect.py         this worker's own proofs, collected in the background
     verification.py    peers' proofs, verified in the background
     cpu_shares.py      CPU time of unauthenticated peers, shared between addresses
@@ -20,8 +19,7 @@
     membership.py      the result
 
 The store's addresses are hints: they may be stale, wrong or hostile. Admission decides about the peer at an address. A peer
-that fails it costs one attempt and learns nothing. Only a peer in the parent's place that keeps refusing for several seconds
-ends the join; a hostile store can cause that by naming an impostor's address, as it can by naming none.
+that fails it costs one attempt and learns nothing, and no refusal of a peer that has proved nothing ends the join.
 """
 
 from __future__ import annotations

@@ -98,8 +98,13 @@ def tolerate(stream: socket.socket, seconds: float) -> None:
     """Let the kernel close this connection when the peer has not answered for this many seconds, and not before."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, min(3, round(seconds / 3))))
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _idle_seconds(seconds))
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive_seconds(seconds))
+
+
+def _idle_seconds(outage: float) -> int:
+    """Seconds without data until the first keepalive."""
+    return max(1, min(3, round(outage / 3)))
 
 
 def keepalive_seconds(outage: float) -> int:
@@ -212,6 +217,9 @@ class OutageWatch(Generic[T]):
     def _set(self, stream: socket.socket, options: _Options) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, options.user_timeout)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, options.keepalive)
+        # Only this option makes the kernel start the timer anew. Otherwise a long pause of the last outage ends first, and the
+        # next outage is announced late.
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _idle_seconds(self._seconds))
         if self._has_pause:
             try:
                 stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, options.retransmit)
