@@ -50,8 +50,8 @@ class TestWithoutTheLab:
     )
     def test_its_commands_say_what_to_install(self, python: str, tmp_path: Path, command: tuple[str, ...]) -> None:
         done = ringfence(*command, folder=tmp_path, python=python)
-        install = "pip install . ./lab in a clone of ringfence"
-        says = f"ringfence: {command[0]} is a command of the lab, which is not installed: {install}\n"
+        install = "In a clone of ringfence: pip install . ./lab"
+        says = f"ringfence: {command[0]} is a command of the lab, which is not installed. {install}\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
 
     def test_the_help_lists_all_commands(self, python: str) -> None:

@@ -16,7 +16,7 @@ LAB: Final = {
     "report": "make a page with figures out of a study",
     "plan": "predict a training step elsewhere",
 }
-INSTALL_LAB: Final = "pip install . ./lab in a clone of ringfence"
+INSTALL_LAB: Final = "In a clone of ringfence: pip install . ./lab"
 
 
 def add_to(commands: Any, called: str | None = None) -> None:
@@ -31,4 +31,4 @@ def add_to(commands: Any, called: str | None = None) -> None:
         elif name in installed:
             installed[name].load()(commands)
         else:
-            raise ConfigurationError(f"{name} is a command of the lab, which is not installed: {INSTALL_LAB}")
+            raise ConfigurationError(f"{name} is a command of the lab, which is not installed. {INSTALL_LAB}")

@@ -75,7 +75,7 @@ def run_new(options: argparse.Namespace) -> int:
     else:
         say(f"Wrote a new secret with fingerprint {_fingerprint(path)} to a file of mode 0600:")
         print(f"  {path}")
-        say("Copy the file to every worker, and set on each:")
+        say("As the secret of a run, copy the file to every worker, and set on each:")
         print(f"  export RINGFENCE_SECRET_FILE={path}")
     return 0
 

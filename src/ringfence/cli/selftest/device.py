@@ -81,7 +81,7 @@ def _simulated() -> Any:
     found = next(iter(metadata.entry_points(group="ringfence.devices", name=SIMULATED)), None)
     if found is None:
         raise ConfigurationError(
-            f"the simulated device is part of the lab, which is not installed: {INSTALL_LAB}, with g++ installed"
+            f"the simulated device is part of the lab, which is not installed, and needs g++. {INSTALL_LAB}"
         )
     return found.load()
 
