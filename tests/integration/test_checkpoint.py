@@ -105,6 +105,7 @@ def load_plain_without_pickle(path: str) -> None:
         workers.checkpoint.load = kept
 
 
+@pytest.mark.nightly  # a large tensor
 def test_device_tensors_need_no_full_copy_on_the_host(devices: Pool, tmp_path: Path, key: str) -> None:
     size = 512
     saved, loaded, same = devices.check(

@@ -24,6 +24,7 @@ def test_at_most_five_commands_lead_to_a_group_admitted_by_certificates(tmp_path
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.nightly  # attack/test_certificate.py has the same refusal in the gate
 def test_the_same_commands_with_a_certificate_of_another_authority_are_refused(tmp_path: Path) -> None:
     other = "ringfence certificate new other node-0\n" + COMMANDS.replace("$PWD/site/node-0", "$PWD/other/node-0")
     done = shell(other, tmp_path)

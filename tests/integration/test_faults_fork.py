@@ -134,7 +134,9 @@ SHOWN = {"secret": {"Secret"}, "certificate": {"ECPrivateKey"}, "both": {"Secret
 
 
 @pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
-@pytest.mark.parametrize("kind", SHOWN)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] if kind != "both" else []) for kind in SHOWN]
+)
 def test_a_child_forked_during_a_join_holds_nothing_of_it(pool: Pool, tmp_path: Path, kind: str) -> None:
     for attempt in range(3):  # what another thread used at the moment of the fork may be left, seldom (limitations.md)
         folder = tmp_path / str(attempt)

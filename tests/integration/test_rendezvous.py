@@ -41,6 +41,7 @@ def test_open_rendezvous_is_reported_on_every_worker(tmp_path: Path) -> None:
     assert started_by([], {}, tmp_path).count(WARNING) == 2
 
 
+@pytest.mark.nightly  # the table below has it without a launcher
 @pytest.mark.real_start  # a worker reads the command line of its launcher
 def test_static_rendezvous_is_not_reported(tmp_path: Path) -> None:
     static = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(ports.port())]

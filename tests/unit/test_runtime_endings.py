@@ -333,7 +333,10 @@ def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
 
 @pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["failure", "leaving", "fork"])
+@pytest.mark.parametrize(
+    "ending",
+    ["failure", pytest.param("leaving", marks=pytest.mark.nightly), pytest.param("fork", marks=pytest.mark.nightly)],
+)
 def test_no_link_secret_remains_in_memory_after_the_session(ending: str) -> None:
     """Nonces are sent in plaintext: the shared X25519 secret and the session key would decrypt a recorded link."""
     world = World(2)
