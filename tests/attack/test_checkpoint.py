@@ -14,8 +14,9 @@ import torch.distributed.checkpoint as dcp
 from ringfence import checkpoint
 from ringfence.checkpoint import key_wrap, streams
 from ringfence.checkpoint.envelope import Kind, shard_data
-from ringfence.checkpoint.folder import INDEX_NAME, Input, LocalStorage
+from ringfence.checkpoint.folder import LocalStorage
 from ringfence.checkpoint.index import Chunk, Index, Place, Shard, TensorItem
+from ringfence.checkpoint.storage import INDEX_NAME, Input
 from ringfence.checkpoint.streams import SealingThreads, StreamWriter
 from ringfence.checkpoint.tensors import memory_of
 from ringfence.errors import CheckpointError, ConfigurationError

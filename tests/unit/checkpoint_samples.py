@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from ringfence.checkpoint.folder import Input, Output
 from ringfence.checkpoint.index import Chunk, Index, Item, Place, Shard, TensorItem, ValueItem, name_of
+from ringfence.checkpoint.storage import Input, Output
 from ringfence.errors import CheckpointError
 from ringfence.private_files import new_secret_file
 

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ringfence.checkpoint.folder import Input, LocalStorage, Output, Storage, storage_for
+from ringfence.checkpoint.folder import LocalStorage, storage_for
 from ringfence.checkpoint.key_wrap import Key, KeyFile, KeyWrapper
 from ringfence.checkpoint.opening import Anchor, Info, Opened, rewrap_index, verify_shards
 from ringfence.checkpoint.opening import inspect as _inspect
 from ringfence.checkpoint.sealed_file import sealed_open
+from ringfence.checkpoint.storage import Input, Output, Storage
 from ringfence.checkpoint.streams import DEFAULT_THREADS
 from ringfence.errors import CheckpointError
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import fsspec
 
-from ringfence.checkpoint.folder import INDEX_NAME, Input, Output, Storage
+from ringfence.checkpoint.storage import INDEX_NAME, Input, Output, Storage
 from ringfence.errors import CheckpointError, ConfigurationError
 
 _SHARD: Final = ".shard"

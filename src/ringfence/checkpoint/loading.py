@@ -11,13 +11,14 @@ from torch.distributed.checkpoint._traverse import set_element
 
 from ringfence import keys
 from ringfence.checkpoint import index, key_wrap, ranks
-from ringfence.checkpoint.folder import Storage, storage_for
+from ringfence.checkpoint.folder import storage_for
 from ringfence.checkpoint.index import Index, TensorItem
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.opening import Anchor, Info, open_index
 from ringfence.checkpoint.planners import SealedLoadPlanner
 from ringfence.checkpoint.ranks import Ranks
 from ringfence.checkpoint.reader import SealedReader
+from ringfence.checkpoint.storage import Storage
 from ringfence.checkpoint.streams import DEFAULT_THREADS
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from ringfence import keys
 from ringfence.checkpoint import envelope, index, key_wrap, streams
 from ringfence.checkpoint.envelope import Envelope, Kind
-from ringfence.checkpoint.folder import INDEX_NAME, Storage
 from ringfence.checkpoint.index import Index, Shard
 from ringfence.checkpoint.key_wrap import Key, KeyWrapper
+from ringfence.checkpoint.storage import INDEX_NAME, Storage
 from ringfence.checkpoint.streams import SealingThreads, StreamReader
 from ringfence.errors import CheckpointError, ProtocolError
 

@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ringfence import keys
-from ringfence.checkpoint.folder import Storage
 from ringfence.checkpoint.index import Index, Item, TensorItem, name_of
 from ringfence.checkpoint.opening import opened_shard
+from ringfence.checkpoint.storage import Storage
 from ringfence.checkpoint.streams import SealingThreads, StreamReader, Want
 from ringfence.checkpoint.tensors import Piece, Staging, memory_of, pieces
 from ringfence.errors import CheckpointError

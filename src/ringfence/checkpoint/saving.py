@@ -12,10 +12,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ringfence.checkpoint import ranks, values
-from ringfence.checkpoint.folder import Storage, storage_for
+from ringfence.checkpoint.folder import storage_for
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.planners import SealedSavePlanner
 from ringfence.checkpoint.ranks import Ranks
+from ringfence.checkpoint.storage import Storage
 from ringfence.checkpoint.streams import DEFAULT_THREADS
 from ringfence.checkpoint.writer import SealedWriter
 from ringfence.errors import CheckpointError

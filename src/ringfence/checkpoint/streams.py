@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ringfence import keys
-from ringfence.checkpoint.folder import Input, Output
+from ringfence.checkpoint.storage import Input, Output
 from ringfence.errors import CheckpointError
 
 SEGMENT: Final = keys.STREAM_SEGMENT_BYTES

@@ -17,10 +17,10 @@ from torch.futures import Future
 from ringfence import keys
 from ringfence.checkpoint import envelope, key_wrap, streams
 from ringfence.checkpoint.envelope import Envelope, Kind
-from ringfence.checkpoint.folder import INDEX_NAME, Storage
 from ringfence.checkpoint.index import Chunk, Index, Item, Path, Place, Shard, TensorItem, ValueItem, name_of
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.planners import SealedSavePlanner
+from ringfence.checkpoint.storage import INDEX_NAME, Storage
 from ringfence.checkpoint.streams import SealingThreads, StreamWriter
 from ringfence.checkpoint.tensors import Staging, blocks, is_plain, memory_of
 from ringfence.errors import CheckpointError

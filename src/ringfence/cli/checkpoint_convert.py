@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from ringfence import checkpoint
 from ringfence.checkpoint import Anchor, Info, Input, Key, Output, Storage
-from ringfence.checkpoint.folder import INDEX_NAME, storage_for, sync_folder
+from ringfence.checkpoint.folder import storage_for, sync_folder
+from ringfence.checkpoint.storage import INDEX_NAME
 from ringfence.cli import checkpoint_keys
 from ringfence.cli.terminal import Progress
 from ringfence.errors import CheckpointError, ConfigurationError

@@ -9,8 +9,9 @@ from typing import Any
 
 from ringfence.admission.encoding import escape
 from ringfence.checkpoint import Info, Opened, envelope
-from ringfence.checkpoint.folder import INDEX_NAME, storage_for
+from ringfence.checkpoint.folder import storage_for
 from ringfence.checkpoint.index import ITEM_BYTES, Item, TensorItem, name_of
+from ringfence.checkpoint.storage import INDEX_NAME
 from ringfence.cli.terminal import size_text, table, wrap
 from ringfence.errors import CheckpointError, ProtocolError
 
