@@ -8,14 +8,16 @@ can be asked for with a fault: "fault/check".
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
 import torch
 
 from ringfence.cli.selftest import device, worker
-from ringfence.cli.selftest.device import Setting
+from ringfence.cli.selftest.device import LongKernel, Setting
 from ringfence.cli.selftest.outcome import Outcome
 from ringfence_lab import accelerator
 from tests.integration.device_scenarios import FAULTS
@@ -35,6 +37,7 @@ NOTICED_BY = {  # the checks that there are for each scenario
     "strided_output": "strided",
 }
 open_device = device.open_device
+tries: Counter[object] = Counter()
 
 
 def left_out(fault: str) -> mock._patch[object]:
@@ -43,8 +46,15 @@ def left_out(fault: str) -> mock._patch[object]:
 
 
 def with_fault(fault: str, check: Callable[[Setting], Outcome], at: Setting) -> Outcome:
+    """Check with the fault. Each time that this is asked for, kernels are longer: a busy host comes too late to see it."""
+    tries[fault, check] += 1
+    slower = partial(longer, at.busy, 3 ** (tries[fault, check] - 1))
     with left_out(fault):
-        return check(at)
+        return check(replace(at, busy=slower))
+
+
+def longer(busy: LongKernel, factor: int, seconds: float) -> None:
+    busy(seconds * factor)
 
 
 def open_confidential(wanted: str, rank: int) -> torch.device:

@@ -18,7 +18,7 @@ from ringfence import own_process
 from ringfence.errors import RingfenceError
 
 SENTENCE: Final = b"These are weights that nobody but us should read. "  # what the tensor's bytes spell
-ANSWER_SECONDS: Final = 40.0
+ANSWER_SECONDS: Final = 240.0  # a busy machine may take long to import torch
 LEAVING_SECONDS: Final = 5.0
 
 
