@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import random
@@ -29,8 +28,7 @@ from ringfence_lab.bench.netns import bits_per_second, burst_bytes
 from ringfence_lab.bench.result_table import machine_text, results_text
 from ringfence_lab.bench.results import result
 from ringfence_lab.bench.samples import FILE, Samples
-from ringfence_lab.bench.units import size_text, time_text
-from ringfence_lab.cli.bench import size_of
+from ringfence_lab.bench.units import bytes_of, size_text, time_text
 from ringfence_lab.tables import Progress, paragraph, table
 
 CASE: dict[str, Any] = {
@@ -99,7 +97,7 @@ def test_a_result_compares_every_variant_with_both_runs_of_the_baseline() -> Non
     assert found.sealed_over == {"ringfence-unsealed": (2, 2, 2)}
     assert sealed.stages == {"seal": 0.5, "rest": 0.5}
     assert sealed.cpu_ns_per_byte == pytest.approx(2e9 / (2 << 20))
-    text = results_text([found], FACTS, {0: 0.5})
+    text = results_text([found], FACTS, [0.5])
     assert "0.50 [0.50, 0.50]" in text
     assert "ringfence over: ringfence-unsealed 2.00 [2.00, 2.00]" in text
     assert "lower bound from stage costs 500.00 ms" in text
@@ -243,13 +241,13 @@ def test_the_lower_bound_is_cost_times_bytes() -> None:
     ("text", "size"), [("4KiB", 4096), ("25MiB", 25 << 20), ("0.5 KiB", 512), ("8", 8), ("1GiB", 1 << 30)]
 )
 def test_sizes_are_read(text: str, size: int) -> None:
-    assert size_of(text) == size
+    assert bytes_of(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "3", "4KB", "-4KiB", "4 kib", "1e3"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        size_of(text)
+    with pytest.raises(ValueError, match="such as 4KiB"):
+        bytes_of(text)
 
 
 @pytest.mark.parametrize(("size", "text"), [(100, "100 B"), (4096, "4 KiB"), (25 << 20, "25 MiB"), (1 << 30, "1 GiB")])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ringfence_lab.bench import machine
@@ -86,9 +86,6 @@ class MemoryResult:
     per_link: float
     made: float  # warm - start
     socket_buffers_per_link: float  # limits, in the kernel
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def result(measured: Measured) -> MemoryResult:

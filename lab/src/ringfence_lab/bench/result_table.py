@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -34,16 +35,14 @@ _NOTES: Final = (
 )
 
 
-def results_text(
-    results: Sequence[Result], facts: Mapping[str, Any], lower_bounds: Mapping[int, float] | None = None
-) -> str:
+def results_text(results: Sequence[Result], facts: Mapping[str, Any], lower_bounds: Sequence[float | None] = ()) -> str:
     """Return the machine, a table for each case, and notes.
 
-    `lower_bounds` are CPU seconds by the index of the result.
+    `lower_bounds` are CPU seconds, one for each result.
     """
     parts = [machine_text(facts), ""]
-    for index, result in enumerate(results):
-        parts += [*_case(result, (lower_bounds or {}).get(index)), ""]
+    for result, lower_bound in itertools.zip_longest(results, lower_bounds):
+        parts += [*_case(result, lower_bound), ""]
     on_device = [result.case.get("device") for result in results if result.case["kind"] == "collective"]
     notes = list(_DEVICE_NOTES if any(on_device) else _NOTES)
     if any(line.staging for result in results for line in result.lines):

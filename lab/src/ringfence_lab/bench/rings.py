@@ -188,8 +188,8 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(folder / "tls.pem")
-    context.load_verify_locations(folder / "tls.pem")
+    context.load_cert_chain(folder / "ring.pem", folder / "ring.key")
+    context.load_verify_locations(folder / "ca.pem")
     return context
 
 

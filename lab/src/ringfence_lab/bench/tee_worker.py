@@ -11,11 +11,10 @@ import torch
 from ringfence.errors import RingfenceError
 from ringfence_lab import accelerator
 from ringfence_lab.bench import names
-from ringfence_lab.bench.channel import Message
+from ringfence_lab.bench.channel import Message, run_worker
 from ringfence_lab.bench.device import late_seconds, simulate_tee
 from ringfence_lab.bench.device_ring import DeviceRing, facts
 from ringfence_lab.bench.operations import WrongResult
-from ringfence_lab.bench.worker import main
 
 _ATTEMPTS: Final = 5  # each with twice the dilation of the one before
 _MOVED: Final = (
@@ -31,6 +30,7 @@ class RingWorker:
     """All devices of a machine in one process."""
 
     def __init__(self, config: Message) -> None:
+        torch.set_num_threads(1)
         self._count: int = config["devices"]
         accelerator.load(devices=self._count)
         self._device = torch.device(names.SIMULATED, 0)
@@ -118,4 +118,4 @@ class HostCopies:
 
 
 if __name__ == "__main__":
-    main(RingWorker)
+    run_worker(RingWorker)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import signal
-import socket
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +14,7 @@ import torch.distributed as dist
 from ringfence.guard import plaintext_allowed
 from ringfence.runtime import staging_times
 from ringfence_lab.bench import names, operations, replay, variants
-from ringfence_lab.bench.channel import Channel, Message
+from ringfence_lab.bench.channel import Message, run_worker
 from ringfence_lab.bench.device import facts as device_facts
 from ringfence_lab.bench.device import late_seconds, open_device, simulate, simulate_tee
 from ringfence_lab.bench.operations import Tensors
@@ -31,7 +24,6 @@ from ringfence_lab.bench.tcp_counters import bytes_sent, connections
 from ringfence_lab.bench.variants import HostVariant, Place, Variant
 
 _TIMEOUT: Final = timedelta(minutes=5)
-_PR_SET_PDEATHSIG: Final = 1
 _WARM_BYTES: Final = 4096
 _TIMES: Final = 3
 
@@ -40,6 +32,7 @@ class Worker:
     """One rank."""
 
     def __init__(self, config: Message) -> None:
+        torch.set_num_threads(1)
         self.rank, self.size = config["rank"], config["size"]
         store = dist.FileStore(config["store"], self.size)  # a file is reachable from every network namespace
         with plaintext_allowed():  # what the sealed ones are compared with
@@ -139,6 +132,16 @@ class Worker:
         if stages and self._device is not None:
             measured["staging"] = recorded_staging()
         return {**measured, "stages": stages} if stages else measured
+
+    def calls(self, name: str, count: int) -> list[float]:
+        """Return the seconds of single calls, each of which all workers begin together."""
+        taken = []
+        for _ in range(count):
+            dist.barrier()
+            start = time.perf_counter()
+            self.variants[name].run(self._operation, self._tensors)
+            taken.append(time.perf_counter() - start)
+        return taken
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -245,34 +248,5 @@ class Worker:
         return {"path": path}
 
 
-def serve(worker: object, channel: Channel) -> None:
-    """Execute commands until the other endpoint closes the connection."""
-    while (message := channel.receive()) is not None:
-        command = getattr(worker, message.pop("do"))
-        channel.send({"done": command(**message)})
-
-
-def main(make: Callable[[Message], object] = Worker) -> None:
-    """Run the process of a worker, whose commands are the methods of what `make` returns for its configuration."""
-    config = json.loads(sys.argv[1])
-    _end_with(config["parent"])
-    torch.set_num_threads(1)
-    channel = Channel(socket.socket(fileno=config["channel"]))
-    try:
-        serve(make(config), channel)
-    except Exception as error:
-        traceback.print_exc()
-        channel.send({"error": f"{type(error).__name__}: {error}"})
-    sys.stderr.flush()
-    os._exit(0)  # nothing that a benchmark leaves behind is worth an orderly goodbye between its ranks
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent ends: a worker that waits in a collective would not notice otherwise."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_worker(Worker)

@@ -15,18 +15,19 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from ringfence import own_process
+from ringfence.cli.dev_ca import Authority
 from ringfence.errors import RingfenceError
 from ringfence.private_files import new_secret_file
 from ringfence.runtime import staging_times
 from ringfence.settings import inherited
-from ringfence_lab.bench.certificate import write_certificate
 from ringfence_lab.bench.channel import Channel, Message
 
 _ANSWER_SECONDS: Final = 600.0
 _LEAVING_SECONDS: Final = 5.0
 _LOG_BYTES: Final = 2000
-_WORKER: Final = "ringfence_lab.bench.worker"
-_RINGS: Final = "ringfence_lab.bench.tee_worker"
+TRANSPORTS: Final = "ringfence_lab.bench.worker"  # modules that workers run
+RINGS: Final = "ringfence_lab.bench.tee_worker"
+JOINS: Final = "ringfence_lab.bench.admission_processes"
 
 
 class BenchError(RingfenceError):
@@ -47,23 +48,27 @@ class Placement(NamedTuple):
 class WorkerPool:
     """One worker process for each placement. A context manager: leaving it ends the workers.
 
-    With a `device`, such as "sim" or "cuda", the variants are those on device tensors. With a number of `devices`, each
-    worker has so many simulated ones, and the variants are rings between them.
+    With a `device`, such as "sim" or "cuda", the variants are those on device tensors. Workers run `module`; other `settings`
+    are for it.
     """
 
     def __init__(
-        self, placements: Sequence[Placement], variants: Sequence[str], device: str | None = None, devices: int = 0
+        self,
+        placements: Sequence[Placement],
+        variants: Sequence[str] = (),
+        device: str | None = None,
+        module: str = TRANSPORTS,
+        **settings: Any,
     ) -> None:
         self.size = len(placements)
-        self._device = device
-        self._devices = devices
-        self.variants = list(variants)
+        self._module = module
+        self._settings = {"variants": list(variants), "device": device, **settings}
         self._temporary = tempfile.TemporaryDirectory(prefix="ringfence-bench-")
         self._folder = Path(self._temporary.name)
         self._workers: list[tuple[subprocess.Popen[bytes], Channel]] = []
         try:
             new_secret_file(self._folder / "secret")
-            write_certificate(self._folder / "tls.pem")
+            Authority.open_or_make(self._folder, None, "bench.example").issue(["ring"], days=1)
             for rank, placement in enumerate(placements):
                 self._workers.append(self._start(rank, placement))
             self.facts = self.tell("hello")[0]
@@ -80,9 +85,7 @@ class WorkerPool:
             "store": str(self._folder / "store"),
             "host": placement.host,
             "folder": str(self._folder),
-            "variants": self.variants,
-            "device": self._device,
-            "devices": self._devices,
+            **self._settings,
             "channel": theirs.fileno(),
             "parent": os.getpid(),
         }
@@ -98,7 +101,7 @@ class WorkerPool:
         with theirs, self._log(rank).open("wb") as log:
             # A session of its own: Ctrl-C reaches the benchmark only, which then ends its workers.
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                [*placement.prefix, *own_process.command(_RINGS if self._devices else _WORKER, json.dumps(config))],
+                [*placement.prefix, *own_process.command(self._module, json.dumps(config))],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from ringfence_lab.bench import names
 from ringfence_lab.bench.measure import placements_for
 from ringfence_lab.bench.samples import Case, Round
 from ringfence_lab.bench.tee_variants import tee_of
-from ringfence_lab.bench.worker_pool import Placement, WorkerPool
+from ringfence_lab.bench.worker_pool import RINGS, Placement, WorkerPool
 from ringfence_lab.study.cells import Pool, Step
 
 
@@ -53,7 +53,7 @@ class TeeMachines:
 def machines_for(pool: Pool) -> Iterator[TeeMachines]:
     """Start the processes; leaving ends them."""
     with contextlib.ExitStack() as stack:
-        rings = stack.enter_context(WorkerPool([Placement()], list(names.TEE_RING), devices=pool.workers))
+        rings = stack.enter_context(WorkerPool([Placement()], module=RINGS, devices=pool.workers))
         sealed = None
         if pool.hosts:
             placements = stack.enter_context(placements_for(pool.workers, pool.hosts, pool.rate))
