@@ -145,7 +145,7 @@ def _collective(worker_pool: WorkerPool, case: Case) -> Callable[[int], Round]:
     repeats = _repeats(worker_pool, prepared["variants"], case["busy"])
 
     def measure(number: int) -> Round:
-        return worker_pool.measure("round", turns=_shuffled(repeats, number), busy=case["busy"])
+        return worker_pool.measure("round", turns=shuffled(repeats, number), busy=case["busy"])
 
     return measure
 
@@ -178,12 +178,12 @@ def _steps(worker_pool: WorkerPool, case: Case, warm_up: int) -> Callable[[int],
         worker_pool.measure("train", turns=list(once.items()))
 
     def measure(number: int) -> Round:
-        return worker_pool.measure("train", turns=_shuffled(once, number))
+        return worker_pool.measure("train", turns=shuffled(once, number))
 
     return measure
 
 
-def _shuffled(repeats: Mapping[str, int], number: int) -> Turns:
+def shuffled(repeats: Mapping[str, int], number: int) -> Turns:
     """Return the variants in an order that depends on the round only: the same on every rank and in every run."""
     turns = list(repeats.items())
     random.Random(number).shuffle(turns)  # noqa: S311 (an order, not a secret)
