@@ -7,7 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -51,7 +51,7 @@ def paragraph(text: str, indent: int = 0) -> str:
 
 
 class Progress:
-    """A progress bar on standard error. It is not shown if that is not a terminal.
+    """A progress bar on standard error, until the end of a `with` statement. It is not shown if that is not a terminal.
 
     The bar is drawn only when a step ends: a thread that refreshes it would take time from what is measured.
     """
@@ -73,6 +73,12 @@ class Progress:
         )
         self._task: TaskID = self._bar.add_task("", total=max(1, total))
         self._bar.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def say(self, what: str) -> None:
         """Show what is under way."""

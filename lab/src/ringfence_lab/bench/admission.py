@@ -370,45 +370,33 @@ def predict(costs: Sequence[Cost], workers: int) -> Cost:
     Keys and a handshake cost the same in any group. An entry is forwarded once on each level of the tree, and
     rank 0 receives all of them. The roster contains every worker, and every worker receives it.
     """
-    sizes, depth = [float(cost.workers) for cost in costs], depth_of(workers)
+    sizes, depths = [float(cost.workers) for cost in costs], [float(cost.depth) for cost in costs]
+    depth, children = depth_of(workers), len(children_of(0, workers))
     handshakes = 2 * (workers - 1) / workers
     one_handshake = statistics.median(cost.cpu_mean["handshakes"] / cost.handshakes_mean for cost in costs)
-
-    def same(value: Callable[[Cost], float]) -> float:
-        return statistics.median(value(cost) for cost in costs)
 
     def by_size(value: Callable[[Cost], float]) -> float:
         return fit(sizes, [value(cost) for cost in costs]).at(workers)
 
-    def by_depth(value: Callable[[Cost], float]) -> float:
-        return fit([float(cost.depth) for cost in costs], [value(cost) for cost in costs]).at(depth)
+    def seconds(of: Callable[[Cost], dict[str, float]]) -> dict[str, float]:
+        found = {stage: by_size(lambda cost, stage=stage: of(cost)[stage]) for stage in STAGES}  # type: ignore[misc]
+        return {**found, "keys": statistics.median(of(cost)["keys"] for cost in costs)}
 
+    forwarded = fit(depths, [cost.cpu_mean["entries"] for cost in costs]).at(depth)
     return Cost(
         workers=workers,
         depth=depth,
         handshakes_mean=handshakes,
-        handshakes_max=max(1 + len(children_of(1, workers)), len(children_of(0, workers))),
+        handshakes_max=max(1 + len(children_of(1, workers)), children),
         bytes_mean=by_size(lambda cost: cost.bytes_mean),
         bytes_max=round(by_size(lambda cost: cost.bytes_max)),
         bytes_go_mean=by_size(lambda cost: cost.bytes_go_mean),
         bytes_go_max=round(by_size(lambda cost: cost.bytes_go_max)),
         cpu_mean={
-            "keys": same(lambda cost: cost.cpu_mean["keys"]),
+            **seconds(lambda cost: cost.cpu_mean),
             "handshakes": one_handshake * handshakes,
-            "entries": by_depth(lambda cost: cost.cpu_mean["entries"]),
-            "roster": by_size(lambda cost: cost.cpu_mean["roster"]),
-            "check": by_size(lambda cost: cost.cpu_mean["check"]),
-            "go": by_size(lambda cost: cost.cpu_mean["go"]),
-            "agreement": by_size(lambda cost: cost.cpu_mean["agreement"]),
+            "entries": forwarded,
         },
         verifiers=0,
-        cpu_root={
-            "keys": same(lambda cost: cost.cpu_root["keys"]),
-            "handshakes": one_handshake * len(children_of(0, workers)),
-            "entries": by_size(lambda cost: cost.cpu_root["entries"]),
-            "roster": by_size(lambda cost: cost.cpu_root["roster"]),
-            "check": by_size(lambda cost: cost.cpu_root["check"]),
-            "go": by_size(lambda cost: cost.cpu_root["go"]),
-            "agreement": by_size(lambda cost: cost.cpu_root["agreement"]),
-        },
+        cpu_root={**seconds(lambda cost: cost.cpu_root), "handshakes": one_handshake * children},
     )

@@ -21,12 +21,9 @@ _VARIANTS: Final = {"gloo": "gloo-a", "ringfence": "ringfence"}  # by their name
 
 def measure(rounds: int) -> list[dict[str, Any]]:
     """Return the results by size and variant, in seconds."""
-    progress = Progress(rounds * len(CALLS))
-    try:
-        with WorkerPool([Placement()] * 2, list(_VARIANTS.values())) as pool:
-            return [_measure(pool, size, calls, rounds, progress) for size, calls in CALLS.items()]
-    finally:
-        progress.end()
+    variants = list(_VARIANTS.values())
+    with Progress(rounds * len(CALLS)) as progress, WorkerPool([Placement()] * 2, variants) as pool:
+        return [_measure(pool, size, calls, rounds, progress) for size, calls in CALLS.items()]
 
 
 def _measure(pool: WorkerPool, size: int, calls: int, rounds: int, progress: Progress) -> dict[str, Any]:

@@ -102,23 +102,20 @@ def measure_round(segment: int, threads: int) -> Round:
 
 def measure(setup: Setup, segments: Sequence[int], threads: Sequence[int], facts: Mapping[str, Any]) -> list[Measured]:
     """Measure the missing rounds. Each round measures all cases in its own order."""
-    around = {"machine": setup.circumstances(facts)["machine"]}
-    cases = [
+    around = {"machine": machine.digest(facts)}
+    cases: list[dict[str, Any]] = [
         {"kind": "link", "segment": segment, "threads": count, **around} for segment in segments for count in threads
     ]
     samples = Samples(setup.results)
     missing = [(number, case) for case in cases for number in range(len(samples.rounds(case)), setup.rounds)]
     missing.sort(key=lambda one: (one[0], random.Random(str(one)).random()))  # noqa: S311 (an order, not a secret)
-    progress = Progress(len(missing))
     if missing:
         samples.begin(facts, setup.command, machine.now())
-    try:
+    with Progress(len(missing)) as progress:
         for _, case in missing:
             progress.say(f"segments of {size_text(case['segment'])}, {case['threads']} threads")
             samples.add(case, measure_round(case["segment"], case["threads"]))
             progress.step()
-    finally:
-        progress.end()
     return [Measured(case, samples.rounds(case)[: setup.rounds]) for case in cases]
 
 

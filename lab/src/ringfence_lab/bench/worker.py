@@ -217,7 +217,7 @@ class Worker:
             self._check("all_reduce", whole, [name])
             tee = simulate_tee(settings)
             seconds = [each * tee.dilation for _, each in steps]
-            self._steps[name] = replay.device_step(self.variants[name], memory, seconds)
+            self._steps[name] = replay.step(self.variants[name], memory, seconds, replay.OnDevice)
         return {"variants": list(tees)}
 
     def train(self, turns: list[tuple[str, int]]) -> Message:

@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from ringfence import own_process
@@ -161,9 +160,7 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -180,37 +177,32 @@ class WorkerPool:
 
 
 def _together(measured: Sequence[Message]) -> Message:
-    repeats = measured[0]["repeats"]
-    whole: Message = {
-        "seconds": max(each["seconds"] for each in measured) / repeats,
-        "cpu": sum(each["cpu"] for each in measured) / repeats,
-        "sent": sum(each["sent"] for each in measured) / repeats,
-        "repeats": repeats,
-    }
-    if "counted" in measured[0]:  # sealed, as frames, and inside machines (byte_counts.Traffic)
+    """Combine what the ranks measured of one variant into a sample."""
+    first, repeats = measured[0], measured[0]["repeats"]
+
+    def total(name: str) -> Any:
+        return sum(each[name] for each in measured) / repeats
+
+    slowest = max(each["seconds"] for each in measured) / repeats
+    whole: Message = {"seconds": slowest, "cpu": total("cpu"), "sent": total("sent"), "repeats": repeats}
+    if "counted" in first:  # sealed, as frames, and inside machines (byte_counts.Traffic)
         columns = zip(*(each["counted"] for each in measured), strict=True)
         whole["counted"] = [sum(column) / repeats for column in columns]
-    if "late" in measured[0]:
-        whole["late"] = sum(each["late"] for each in measured) / repeats
-        if "dilation" in measured[0]:
-            whole["dilation"] = measured[0]["dilation"]
+    if "late" in first:
+        whole["late"] = total("late")
+        whole |= {name: first[name] for name in ("dilation",) if name in first}
         whole["wall"] = max(each["wall"] for each in measured) / repeats
-    if "stages" in measured[0]:
+    if "stages" in first:
         everywhere = sum(each["seconds"] for each in measured)
-        stages = {stage: sum(each["stages"][stage] for each in measured) / 1e9 for stage in measured[0]["stages"]}
+        stages = {stage: sum(each["stages"][stage] for each in measured) / 1e9 for stage in first["stages"]}
         stages["rest"] = max(0.0, everywhere - sum(stages.values()))
         whole["mean"] = everywhere / len(measured) / repeats  # what the shares are shares of
         whole["stages"] = {stage: seconds / everywhere for stage, seconds in stages.items()}
-    if measured[0].get("staging"):
-        whole["staging"] = _staging([each["staging"] for each in measured])
+    if first.get("staging"):  # seconds of one call by stage, and of one pass, as means over all ranks
+        spent = {name: sum(each["staging"][name] for each in measured) for name in first["staging"]}
+        whole["staging"] = {
+            "call": {stage: spent[stage] / spent["calls"] / 1e9 for stage in staging_times.CALL_STAGES},
+            "pass": {stage: spent[stage] / spent["passes"] / 1e9 for stage in staging_times.PASS_STAGES},
+            "passes": spent["passes"] / spent["calls"],
+        }
     return whole
-
-
-def _staging(measured: Sequence[Message]) -> Message:
-    """Seconds of one call by stage, and of one pass, as means over all ranks; and the passes of a call."""
-    total = {name: sum(each[name] for each in measured) for name in measured[0]}
-    return {
-        "call": {stage: total[stage] / total["calls"] / 1e9 for stage in staging_times.CALL_STAGES},
-        "pass": {stage: total[stage] / total["passes"] / 1e9 for stage in staging_times.PASS_STAGES},
-        "passes": total["passes"] / total["calls"],
-    }

@@ -271,7 +271,7 @@ def run_train(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequence[Mapping[str, Any]]) -> int:
     from ringfence_lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
     from ringfence_lab.bench.lower_bound import recorded_costs, recorded_lower_bound
-    from ringfence_lab.bench.measure import Measurement
+    from ringfence_lab.bench.measure import measure
     from ringfence_lab.bench.result_table import results_text
     from ringfence_lab.bench.results import result
     from ringfence_lab.tables import paragraph
@@ -285,7 +285,7 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
     setup, facts = _setup(options, tuple(all_variants)), machine.facts()
     on_host = setup.device is None  # the lower bound knows no copies between host and device
     costs = recorded_costs(setup, facts) if names.PROFILED in all_variants and on_host else {}
-    results = [result(measured) for measured in Measurement(setup, cases, facts).run()]
+    results = [result(measured) for measured in measure(setup, cases, facts)]
     bounds = [recorded_lower_bound(setup, facts, each.case, costs) if costs else None for each in results]
     lines = [{**each.as_json(), "lower_bound_cpu_seconds": bound} for each, bound in zip(results, bounds, strict=True)]
     text = results_text(results, facts, bounds)

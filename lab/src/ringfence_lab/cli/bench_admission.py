@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 from collections.abc import Sequence
@@ -49,12 +48,8 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--workers", type=_sizes, default=[64, 256, 1024], metavar="N,…", help="in memory; default: 64,256,1024"
     )
-    parser.add_argument(
-        "--proof",
-        choices=("secret", "certificate"),
-        default="secret",
-        help="of workers in memory; default: secret",
-    )
+    proofs = ("secret", "certificate")
+    parser.add_argument("--proof", choices=proofs, default="secret", help="of workers in memory; default: secret")
     parser.add_argument(
         "--verifiers",
         type=int,
@@ -90,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         document = {
             "machine": facts,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "date": machine.now()[:10],
             "proof": options.proof,
             "groups": [cost.as_json() for cost in costs],
             "predicted": [cost.as_json() for cost in predicted],
@@ -111,19 +106,11 @@ def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost 
     from ringfence_lab.tables import paragraph, table
 
     every = [*costs, *predicted]
-    totals = [
-        (
-            f"{cost.workers:,}{' *' if cost in predicted else ''}",
-            str(cost.depth),
-            f"{cost.handshakes_mean:.2f}",
-            size_text(cost.bytes_mean),
-            size_text(cost.bytes_max),
-            time_text(cost.cpu),
-            time_text(sum(cost.cpu_root.values())),
-            time_text(cost.critical_path),
-        )
-        for cost in every
-    ]
+    totals = []
+    for cost in every:
+        what = (f"{cost.workers:,}{' *' if cost in predicted else ''}", str(cost.depth), f"{cost.handshakes_mean:.2f}")
+        times = (cost.cpu, sum(cost.cpu_root.values()), cost.critical_path)
+        totals.append((*what, *map(size_text, (cost.bytes_mean, cost.bytes_max)), *map(time_text, times)))
     header = ("workers", "depth", "handshakes", "sent, mean", "sent, most", "CPU, mean", "CPU, rank 0", "critical path")
     stages = [(f"{cost.workers:,}", *(time_text(cost.cpu_mean[stage]) for stage in _STAGES)) for cost in every]
     verifiers = ", ".join(f"{cost.verifiers:,} of {cost.workers:,}" for cost in costs)
@@ -142,11 +129,10 @@ def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost 
     if predicted:
         notes.append("* predicted from the groups that were measured.")
     if checked is not None:
-        measured = costs[-1]
         notes.append(
-            f"Check of the fit with {measured.workers:,} workers: predicted from the smaller groups {time_text(checked.cpu)} "
-            f"of CPU and {size_text(checked.bytes_mean)} a worker; measured {time_text(measured.cpu)} and "
-            f"{size_text(measured.bytes_mean)}."
+            f"Check of the fit with {largest.workers:,} workers: predicted from the smaller groups {time_text(checked.cpu)} "
+            f"of CPU and {size_text(checked.bytes_mean)} a worker; measured {time_text(largest.cpu)} and "
+            f"{size_text(largest.bytes_mean)}."
         )
     by_stage = table(("workers", *(f"CPU, {stage}" for stage in _STAGES)), stages)
     return "\n".join(["", table(header, totals), "", by_stage, "", *map(paragraph, notes)])

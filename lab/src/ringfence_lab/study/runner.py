@@ -67,8 +67,7 @@ def show(complete: Sequence[CellRounds]) -> int:
 
 def measure(missing: Sequence[CellRounds], here: Mapping[str, Any], command: str) -> None:
     """Measure the missing rounds. Cells with the same number of workers and hosts share their processes."""
-    progress = Progress(sum(each.rounds for each in missing))
-    try:
+    with Progress(sum(each.rounds for each in missing)) as progress:
         together = sorted(missing, key=lambda each: each.cell.worker_pool)
         for pool, group in itertools.groupby(together, key=lambda each: each.cell.worker_pool):
             progress.say(f"starting {pool.workers} {'simulated devices' if pool.devices else 'workers'}")
@@ -79,8 +78,6 @@ def measure(missing: Sequence[CellRounds], here: Mapping[str, Any], command: str
                     each.samples.begin({**here, **about}, command, machine.now())
                     _measure(prepare, each, progress)
                     show([each])
-    finally:
-        progress.end()
 
 
 def _measure(prepare: Prepare, missing: CellRounds, progress: Progress) -> None:
