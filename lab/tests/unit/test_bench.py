@@ -145,7 +145,7 @@ def test_memory_is_that_of_the_worst_worker_and_nothing_is_left_out() -> None:
 
 
 PEAK = """
-from ringfence_lab.bench.rss import peak_bytes, reset_peak, resident_bytes
+from ringfence_lab.bench.kernel_counters import peak_bytes, reset_peak, resident_bytes
 reset_peak()
 before = peak_bytes()
 block = bytearray(b"x" * (64 << 20))

@@ -41,6 +41,10 @@ class Memory:
             self.buckets.append(memory[at : at + count])
             at += count
 
+    def tensors(self, bucket: torch.Tensor) -> Tensors:
+        """Return the tensors of an all-reduce of a bucket."""
+        return Tensors(bucket, bucket[:0], bucket[:0])
+
 
 class Busy:
     """Computing on a CPU. It takes processor time, so it takes longer if there are fewer cores than workers.
@@ -82,7 +86,6 @@ def step(
     variant: Variant, memory: Memory, seconds: Sequence[float], compute: type[Busy | Idle | OnDevice]
 ) -> Callable[[], None]:
     """Return a function that replays one step: computes for these seconds before each bucket, and waits for all sums."""
-    nothing = memory.largest[:0]
 
     def run() -> None:
         go_on = compute()
@@ -90,7 +93,7 @@ def step(
         for bucket, before in zip(memory.buckets, seconds, strict=True):
             go_on(before)
             if variant.offers("all_reduce"):
-                begun.append(variant.begin("all_reduce", Tensors(bucket, nothing, nothing)))
+                begun.append(variant.begin("all_reduce", memory.tensors(bucket)))
         for each in begun:
             each.wait()
         if compute is OnDevice:

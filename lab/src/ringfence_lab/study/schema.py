@@ -114,10 +114,7 @@ def checked(batch: Any, schema: Any, where: str) -> Any:
 
     Raises SchemaError otherwise.
     """
-    if not batch.schema.equals(schema, check_metadata=False):
-        raise SchemaError(
-            f"{where}: the columns are not those of this version; `ringfence study rebuild` makes them again"
-        )
+    _check_columns(batch.schema, schema, where)
     for field in schema:
         if not field.nullable and batch.column(field.name).null_count:
             raise SchemaError(f"{where}: {field.name} is missing in some rows")
@@ -135,11 +132,15 @@ def opened(path: Path, schema: Any) -> Any:
         raise SchemaError(f"{path} is not there; `ringfence study` makes it") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise SchemaError(f"{path} cannot be read ({error}); `ringfence study rebuild` makes it again") from None
-    if not file.schema_arrow.equals(schema, check_metadata=False):
-        raise SchemaError(
-            f"{path}: the columns are not those of this version; `ringfence study rebuild` makes them again"
-        )
+    _check_columns(file.schema_arrow, schema, path)
     return file
+
+
+def _check_columns(found: Any, schema: Any, where: object) -> None:
+    if not found.equals(schema, check_metadata=False):
+        raise SchemaError(
+            f"{where}: the columns are not those of this version; `ringfence study rebuild` makes them again"
+        )
 
 
 def made_from(path: Path, schema: Any) -> str:
