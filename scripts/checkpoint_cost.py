@@ -25,8 +25,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ringfence import checkpoint
+from ringfence.cli.terminal import table
 from ringfence.private_files import new_secret_file
-from ringfence_lab.tables import table
 
 TENSORS = 64
 VARIANTS = ("plain DCP", "sealed, 1 thread", "sealed, 2 threads")
@@ -88,7 +88,7 @@ def report(rounds: list[dict[tuple[str, str], Cost]]) -> str:
             ratios = [value / other for value, other in zip(values, plain, strict=True)]
             cells += [f"{statistics.median(values):.2f}", f"{statistics.median(ratios):.2f}"]
         rows.append(cells)
-    return table(("variant", "operation", "seconds", "over plain", "CPU seconds", "over plain"), rows, left=2)
+    return table([("variant", "operation", "seconds", "over plain", "CPU seconds", "over plain"), *rows])
 
 
 def main() -> None:

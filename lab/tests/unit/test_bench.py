@@ -29,7 +29,7 @@ from ringfence_lab.bench.result_table import machine_text, results_text
 from ringfence_lab.bench.results import result
 from ringfence_lab.bench.samples import FILE, Samples
 from ringfence_lab.bench.units import bytes_of, size_text, time_text
-from ringfence_lab.tables import Progress, paragraph, table
+from ringfence_lab.progress import Progress
 
 CASE: dict[str, Any] = {
     "kind": "collective", "operation": "all_reduce", "size": 1 << 20, "workers": 2, "busy": False,
@@ -289,13 +289,3 @@ def test_progress_never_wraps(columns: int) -> None:
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\r", "\n").splitlines()
     assert max(map(len, lines)) <= columns
     assert sum("0/4" in line for line in lines) == len([line for line in lines if line.strip()])
-
-
-@pytest.mark.parametrize("columns", ["60", "80", "120"])
-def test_tables_and_paragraphs_fit_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    rows = [("all_reduce with a name that is long", "loopback", "1.00 [0.90, 1.10]", "12.5 MiB")] * 3
-    text = table(("cell", "network", "ratio to Gloo", "on the wire"), rows, left=2, indent=2)
-    assert all(word in text for cell in rows[0] for word in cell.split())
-    longest = max(map(len, [*text.splitlines(), *paragraph("many words " * 40, 4).splitlines()]))
-    assert longest <= int(columns)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import statistics
 from typing import Any, Final
 
+from ringfence.cli.terminal import table
 from ringfence_lab.bench.units import size_text, time_text
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
-from ringfence_lab.tables import Progress, table
+from ringfence_lab.progress import Progress
 
 CALLS: Final = {4 << 10: 60, 64 << 10: 60, 1 << 20: 30, 25 << 20: 6}  # of each round, by size
 _WARM_UP: Final = 3
@@ -52,13 +53,13 @@ def _summary(single: list[float], batch: list[float]) -> dict[str, float]:
 
 def results_text(results: list[dict[str, Any]]) -> str:
     """Return the results as text for a terminal."""
-    rows = []
+    rows: list[tuple[str, ...]] = [
+        ("size", "variant", "median", "95th percentile", "mean, back to back", "ratio of medians")
+    ]
     for each in results:
         for name in _VARIANTS:
             found = each[name]
             times = [found[key] for key in ("median_after_barrier", "p95_after_barrier", "mean_back_to_back")]
             ratio = times[0] / each["gloo"]["median_after_barrier"]
             rows.append((size_text(each["size"]), name, *map(time_text, times), f"{ratio:.2f}"))
-    return table(
-        ("size", "variant", "median", "95th percentile", "mean, back to back", "ratio of medians"), rows, left=2
-    )
+    return table(rows)

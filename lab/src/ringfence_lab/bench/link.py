@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from threading import Barrier
 from typing import Any, Final
 
+from ringfence.cli.terminal import table, wrap
 from ringfence.errors import RingfenceError
 from ringfence.keys import KEY_BYTES, TAG_BYTES, Secret
 from ringfence.link.frames import HEADER_BYTES, HOP_BYTES
@@ -27,7 +28,7 @@ from ringfence_lab.bench.intervals import Interval, interval
 from ringfence_lab.bench.measure import Measured, Setup
 from ringfence_lab.bench.samples import Case, Round, Samples
 from ringfence_lab.bench.units import size_text
-from ringfence_lab.tables import Progress, paragraph, table
+from ringfence_lab.progress import Progress
 
 STAGES: Final = ("seal", "open")
 _AROUND: Final = 8 << 20  # bytes that take turns: more than the caches next to a core hold, as in a collective
@@ -160,4 +161,4 @@ def results_text(results: Sequence[LinkResult]) -> str:
     note = (
         "GB/s: 10⁹ bytes of plaintext a second; median and 95 % bootstrap interval over rounds. Memory only, no socket."
     )
-    return "\n".join([table(header, rows), paragraph(note)])
+    return "\n".join([table([header, *rows]), wrap(note)])

@@ -15,7 +15,7 @@ from ringfence_lab.bench.netns import Hosts, burst_bytes
 from ringfence_lab.bench.samples import Case, Round, Samples
 from ringfence_lab.bench.units import size_text
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
-from ringfence_lab.tables import Progress
+from ringfence_lab.progress import Progress
 
 BATCH_SECONDS: Final = 0.05  # small collectives are timed in batches at least this long
 _MARGIN: Final = 1.3

@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from ringfence.cli.terminal import table, wrap
 from ringfence_lab.bench import machine
 from ringfence_lab.bench.measure import Measured, Setup
 from ringfence_lab.bench.names import BASELINE
 from ringfence_lab.bench.samples import Case, Round, Samples
 from ringfence_lab.bench.units import size_text
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
-from ringfence_lab.tables import Progress, paragraph, table
+from ringfence_lab.progress import Progress
 
 _MIB: Final = 1 << 20
 
@@ -118,4 +119,4 @@ def results_text(results: Sequence[MemoryResult]) -> str:
         "setup: what connections, threads and the warm-up took before that.",
         "kernel/link: the most that the socket buffers of one link hold, outside of every process.",
     )
-    return "\n".join([table(header, rows), *map(paragraph, notes)])
+    return "\n".join([table([header, *rows]), *map(wrap, notes)])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
+from ringfence.cli.terminal import wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names
 from ringfence_lab.bench.units import bytes_of
@@ -274,7 +275,6 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
     from ringfence_lab.bench.measure import measure
     from ringfence_lab.bench.result_table import results_text
     from ringfence_lab.bench.results import result
-    from ringfence_lab.tables import paragraph
 
     if options.rate and not options.hosts:
         raise ConfigurationError("--rate limits the links between hosts: give their number with --hosts")
@@ -291,7 +291,7 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
     text = results_text(results, facts, bounds)
     if costs:
         stages = ", ".join(f"{stage} {cost:.3f}" for stage, cost in costs.items())
-        text += "\n" + paragraph(f"one core, ns per byte: {stages}")
+        text += "\n" + wrap(f"one core, ns per byte: {stages}")
     return _print(options, {"machine": facts, "stage_ns_per_byte": costs, "results": lines}, text)
 
 

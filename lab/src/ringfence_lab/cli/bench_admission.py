@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ringfence.cli.terminal import table, wrap
 from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     from ringfence_lab.bench.admission import admit, predict
     from ringfence_lab.bench.admission_processes import measure
     from ringfence_lab.bench.result_table import machine_text
-    from ringfence_lab.tables import paragraph, status
+    from ringfence_lab.progress import status
 
     if not 0 <= options.processes <= _MOST_PROCESSES or not 1 <= options.rounds <= 1000:
         raise ConfigurationError(f"--processes goes up to {_MOST_PROCESSES}, --rounds from 1 to 1000")
@@ -97,13 +98,12 @@ def run(options: argparse.Namespace) -> int:
     print(machine_text(facts))
     print(_costs_text(costs, predicted, checked))
     if joins is not None:
-        print(paragraph(_joins_text(joins)))
+        print(wrap(_joins_text(joins)))
     return 0
 
 
 def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | None) -> str:
     from ringfence_lab.bench.units import size_text, time_text
-    from ringfence_lab.tables import paragraph, table
 
     every = [*costs, *predicted]
     totals = []
@@ -134,8 +134,8 @@ def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost 
             f"of CPU and {size_text(checked.bytes_mean)} a worker; measured {time_text(largest.cpu)} and "
             f"{size_text(largest.bytes_mean)}."
         )
-    by_stage = table(("workers", *(f"CPU, {stage}" for stage in _STAGES)), stages)
-    return "\n".join(["", table(header, totals), "", by_stage, "", *map(paragraph, notes)])
+    by_stage = table([("workers", *(f"CPU, {stage}" for stage in _STAGES)), *stages])
+    return "\n".join(["", table([header, *totals]), "", by_stage, "", *map(wrap, notes)])
 
 
 def _joins_text(joins: Joins) -> str:

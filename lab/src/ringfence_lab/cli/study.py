@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
+from ringfence.cli.terminal import wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names
 from ringfence_lab.bench.units import bytes_of
@@ -249,9 +250,7 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _say(what: str) -> None:
-    from ringfence_lab.tables import paragraph
-
-    print(paragraph(what), file=sys.stderr, flush=True)
+    print(wrap(what), file=sys.stderr, flush=True)
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------

@@ -17,15 +17,15 @@ from ringfence_lab.bench.measure import placements_for, rounds_of, shuffled
 from ringfence_lab.bench.samples import Case, Round, Samples
 from ringfence_lab.bench.tee_variants import tee_of
 from ringfence_lab.bench.worker_pool import RINGS, Placement, WorkerPool
+from ringfence_lab.progress import Progress
 from ringfence_lab.study import selection
 from ringfence_lab.study.cells import Cell, Pool, Step, label
 from ringfence_lab.study.folder import Folder
-from ringfence_lab.tables import Progress
 
 # Packages that run before anything is timed, or that only read samples: samples stay valid when these change.
 UNMEASURED: Final = (
     *(f"ringfence/{room}" for room in ("admission", "cli", "evidence", "join", "policy")),
-    *(f"ringfence_lab/{room}" for room in ("cli", "plan", "report", "study", "tables.py")),
+    *(f"ringfence_lab/{room}" for room in ("cli", "plan", "report", "study", "progress.py")),
 )
 
 Prepare = Callable[[Case, Sequence[Step]], Callable[[int], Round]]  # returns what measures one round of the case

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringfence.cli.terminal import columns, table, wrap
 from ringfence_lab.bench.intervals import MIN_ROUNDS
 from ringfence_lab.bench.units import time_text
 from ringfence_lab.study.cells import TEE, Cell, label
 from ringfence_lab.study.estimate import seconds, total
-from ringfence_lab.tables import paragraph, table
 
 
 def listing(cells: Sequence[Cell], cores: int) -> str:
@@ -22,7 +23,7 @@ def listing(cells: Sequence[Cell], cores: int) -> str:
         rows.append((*what, *map(str, counts), f"{seconds(cell, cores):.0f} s"))
     header = ("cell", "network", "workers", "variants", "rounds", "time")
     estimate = f"{len(cells)} cells, {minutes(total(cells, cores))} on {cores} cores like those of a recent Xeon"
-    return "\n".join([table(header, rows, left=2), paragraph(estimate)])
+    return "\n".join([table([header, *rows]), wrap(estimate)])
 
 
 def minutes(duration: float) -> str:
@@ -44,8 +45,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
             if tee:  # cores in use, and the dilation at which they were
                 line += [f"{row['cpu_seconds'] / row['wall_seconds']:.2f}", f"{row['dilation']:g}"]
             lines.append(line)
-        text = table([*header, *(["cores", "dilation"] if tee else [])], lines, indent=2)
-        blocks.append("\n".join([*_heading(found[0]), text]))
+        text = table([[*header, *(["cores", "dilation"] if tee else [])], *lines], columns() - 2)
+        blocks.append("\n".join([*_heading(found[0]), textwrap.indent(text, "  ")]))
     return "\n\n".join(blocks)
 
 
@@ -55,7 +56,7 @@ def samples(rows: Sequence[Mapping[str, Any]]) -> str:
         (row["cell"], row["variant"], str(row["round"]), time_text(row["seconds"]), f"{row['cpu_seconds']:.3f} s")
         for row in rows
     ]
-    return table(("cell", "variant", "round", "seconds", "CPU"), lines, left=2) if lines else ""
+    return table([("cell", "variant", "round", "seconds", "CPU"), *lines]) if lines else ""
 
 
 def _baseline(row: Mapping[str, Any]) -> str:
@@ -67,9 +68,10 @@ def _heading(row: Mapping[str, Any]) -> list[str]:
     cut = f", 1/{row['scaled']:.3g} of a step" if row["scaled"] != 1 else ""
     unscored = "" if row["scored"] else f"; not scored: {_why_unscored(row)}"
     return [
-        paragraph(f"{label(row)}{cut}, {row['workers']} workers, {_network(row, rate)}", 4),
-        paragraph(
-            f"  {row['rounds']} rounds, {_baseline(row)} / {_baseline(row)} ±{row['resolution']:.2f}{unscored}", 4
+        wrap(f"{label(row)}{cut}, {row['workers']} workers, {_network(row, rate)}", rest="    "),
+        wrap(
+            f"  {row['rounds']} rounds, {_baseline(row)} / {_baseline(row)} ±{row['resolution']:.2f}{unscored}",
+            rest="    ",
         ),
     ]
 
