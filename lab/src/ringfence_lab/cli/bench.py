@@ -137,7 +137,7 @@ def _add_collectives(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     collectives.add_argument(
         "--confidential", action="store_true", help="the simulated device copies as GPUs in confidential mode do"
     )
-    _add_common(collectives, names.DEFAULT_VARIANTS, rounds=15, known={**names.VARIANTS, **names.DEVICE_VARIANTS})
+    _add_common(collectives, names.DEFAULT_VARIANTS, str, rounds=15)
     collectives.set_defaults(variants=None)  # they depend on the device
 
 
@@ -147,7 +147,7 @@ def _add_train(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     cap = "of DDP; `default` (the default) leaves it to DDP: 25, after a first bucket of 1"
     _add_list(train, "--bucket-cap-mb", _bucket, "default", "MIB", cap)
     train.add_argument("--strategy", choices=names.STRATEGIES, default="ddp")
-    _add_common(train, names.DEFAULT_TRAINING, rounds=7)
+    _add_common(train, names.DEFAULT_TRAINING, name_of(names.VARIANTS), rounds=7)
 
 
 def _add(
@@ -183,10 +183,10 @@ def _add_list(
 
 
 def _add_common(
-    parser: argparse.ArgumentParser, variants: Sequence[str], rounds: int, known: Mapping[str, str] = names.VARIANTS
+    parser: argparse.ArgumentParser, variants: Sequence[str], parse: Callable[[str], str], rounds: int
 ) -> None:
     _add_list(parser, "--workers", positive(int), "2,4", "N")
-    _add_list(parser, "--variants", name_of(known), ",".join(variants), "NAME")
+    _add_list(parser, "--variants", parse, ",".join(variants), "NAME")
     parser.add_argument(
         "--hosts",
         type=lambda text: 0 if text == "0" else positive(int)(text),
