@@ -36,10 +36,6 @@ CASE: dict[str, Any] = {
     "hosts": 0, "rate": None, "machine": "m",
     "variants": ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "tls"],
 }  # fmt: skip
-FACTS = {
-    "cpu": "A CPU", "cores": 2, "caches": {"L2": "2M"}, "memory_gib": 8, "kernel": "Linux 6", "python": "3.11",
-    "versions": {"torch": "2.13.0"}, "openssl": "OpenSSL 4", "source": "abc",
-}  # fmt: skip
 
 
 def sample(seconds: float, **more: Any) -> dict[str, Any]:
@@ -97,7 +93,7 @@ def test_a_result_compares_every_variant_with_both_runs_of_the_baseline() -> Non
     assert found.sealed_over == {"ringfence-unsealed": (2, 2, 2)}
     assert sealed.stages == {"seal": 0.5, "rest": 0.5}
     assert sealed.cpu_ns_per_byte == pytest.approx(2e9 / (2 << 20))
-    text = results_text([found], FACTS, [0.5])
+    text = results_text([found], [0.5])
     assert "0.50 [0.50, 0.50]" in text
     assert "ringfence over: ringfence-unsealed 2.00 [2.00, 2.00]" in text
     assert "lower bound from stage costs 500.00 ms" in text

@@ -160,9 +160,6 @@ class _Worker:
         finally:
             self.cpu[stage] += time.thread_time_ns() - start
 
-    def handshake(self, role: Role, peers: frozenset[int]) -> Handshake:
-        return Handshake(role, self.hello, peers, self.policy, self.prover)
-
     def drop_roster(self) -> None:
         """Keep only the digest of the roster: thousands of workers in one process would not fit otherwise."""
         session = self.tree.session
@@ -176,7 +173,7 @@ class _Endpoint:
     def __init__(self, worker: _Worker, role: Role, peer: int) -> None:
         self.worker = worker
         self.tls = Tls(worker.credentials, server=role is Role.PARENT)
-        self.handshake = worker.handshake(role, frozenset({peer}))
+        self.handshake = Handshake(role, worker.hello, frozenset({peer}), worker.policy, worker.prover)
         self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
         worker.handshakes += 1
 
@@ -310,15 +307,17 @@ class _Group:
         digests = {worker.tree.session.roster.digest if worker.tree.session else b"" for worker in self.workers}
         if len(digests) != 1 or any(worker.tree.phase is not Phase.GO for worker in self.workers):
             raise RingfenceError("the benchmark's workers are not in one session")
+        counts = ((worker.handshakes, worker.sent, worker.bytes_go) for worker in self.workers)
+        handshakes, sent, sent_go = zip(*counts, strict=True)
         return Cost(
             workers=self.size,
             depth=depth_of(self.size),
-            handshakes_mean=statistics.fmean(worker.handshakes for worker in self.workers),
-            handshakes_max=max(worker.handshakes for worker in self.workers),
-            bytes_mean=statistics.fmean(worker.sent for worker in self.workers),
-            bytes_max=max(worker.sent for worker in self.workers),
-            bytes_go_mean=statistics.fmean(worker.bytes_go for worker in self.workers),
-            bytes_go_max=max(worker.bytes_go for worker in self.workers),
+            handshakes_mean=statistics.fmean(handshakes),
+            handshakes_max=max(handshakes),
+            bytes_mean=statistics.fmean(sent),
+            bytes_max=max(sent),
+            bytes_go_mean=statistics.fmean(sent_go),
+            bytes_go_max=max(sent_go),
             cpu_mean={stage: self._mean(stage) for stage in STAGES},
             verifiers=sum(worker.verify for worker in self.workers),
             cpu_root={stage: self.workers[0].cpu[stage] / 1e9 for stage in STAGES},

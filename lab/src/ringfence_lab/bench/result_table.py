@@ -14,8 +14,6 @@ from ringfence_lab.bench.measure import device_text
 from ringfence_lab.bench.results import Line, Result
 from ringfence_lab.bench.units import size_text, time_text
 
-_HEADER: Final = ("variant", "median", "ratio to Gloo", "CPU", "on the wire")
-_DEVICE_HEADER: Final = ("variant", "median", "ratio to host", "CPU", "on the wire")
 _DEVICE_NOTES: Final = (
     "ratio: to the mean of host-a and host-b of the same round: the same collective on host tensors, while the copies that "
     "device tensors need run beside it; median and 95 % bootstrap interval over rounds.",
@@ -35,12 +33,9 @@ _NOTES: Final = (
 )
 
 
-def results_text(results: Sequence[Result], facts: Mapping[str, Any], lower_bounds: Sequence[float | None] = ()) -> str:
-    """Return the machine, a table for each case, and notes.
-
-    `lower_bounds` are CPU seconds, one for each result.
-    """
-    parts = [machine_text(facts), ""]
+def results_text(results: Sequence[Result], lower_bounds: Sequence[float | None] = ()) -> str:
+    """Return a table for each case, and notes. `lower_bounds` are CPU seconds, one for each result."""
+    parts = []
     for result, lower_bound in itertools.zip_longest(results, lower_bounds):
         parts += [*_case(result, lower_bound), ""]
     on_device = [result.case.get("device") for result in results if result.case["kind"] == "collective"]
@@ -64,11 +59,10 @@ def machine_text(facts: Mapping[str, Any]) -> str:
 
 
 def _case(result: Result, lower_bound: float | None) -> list[str]:
-    on_device = names.baseline(result.case) == names.HOST
-    baseline = "host / host" if on_device else "Gloo / Gloo"
+    baseline = "host" if names.baseline(result.case) == names.HOST else "Gloo"
     lines = [
-        wrap(f"{heading(result)}, {baseline} ±{result.resolution:.2f}"),
-        table([_DEVICE_HEADER if on_device else _HEADER, *map(_row, result.lines)]),
+        wrap(f"{heading(result)}, {baseline} / {baseline} ±{result.resolution:.2f}"),
+        table([("variant", "median", f"ratio to {baseline}", "CPU", "on the wire"), *map(_row, result.lines)]),
     ]
     if result.sealed_over:
         ratios = ", ".join(f"{name} {_ratio_text(ratio)}" for name, ratio in result.sealed_over.items())

@@ -288,7 +288,7 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
     results = [result(measured) for measured in measure(setup, cases, facts)]
     bounds = [recorded_lower_bound(setup, facts, each.case, costs) if costs else None for each in results]
     lines = [{**each.as_json(), "lower_bound_cpu_seconds": bound} for each, bound in zip(results, bounds, strict=True)]
-    text = results_text(results, facts, bounds)
+    text = results_text(results, bounds)
     if costs:
         stages = ", ".join(f"{stage} {cost:.3f}" for stage, cost in costs.items())
         text += "\n" + wrap(f"one core, ns per byte: {stages}")
@@ -298,19 +298,17 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
 def run_link(options: argparse.Namespace) -> int:
     """Run `ringfence bench link`."""
     from ringfence_lab.bench import link, machine
-    from ringfence_lab.bench.result_table import machine_text
 
     facts = machine.facts()
     measured = link.measure(_setup(options, ()), options.segments, options.threads, facts)
     results = [link.result(each) for each in measured]
     document = {"machine": facts, "results": [each.as_json() for each in results]}
-    return _print(options, document, f"{machine_text(facts)}\n\n{link.results_text(results)}")
+    return _print(options, document, link.results_text(results))
 
 
 def run_memory(options: argparse.Namespace) -> int:
     """Run `ringfence bench memory`."""
     from ringfence_lab.bench import machine, memory_use
-    from ringfence_lab.bench.result_table import machine_text
 
     if min(options.workers) < 2:
         raise ConfigurationError("at least two workers are needed")
@@ -319,18 +317,17 @@ def run_memory(options: argparse.Namespace) -> int:
     measured = memory_use.measure(_setup(options, options.variants), options.sizes, options.workers, facts)
     results = [memory_use.result(each) for each in measured]
     document = {"machine": facts, "results": [asdict(each) for each in results]}
-    return _print(options, document, f"{machine_text(facts)}\n\n{memory_use.results_text(results)}")
+    return _print(options, document, memory_use.results_text(results))
 
 
 def run_latency(options: argparse.Namespace) -> int:
     """Run `ringfence bench latency`."""
     from ringfence_lab.bench import latency, machine
-    from ringfence_lab.bench.result_table import machine_text
 
     _prepare_workers()
     results, facts = latency.measure(options.rounds), machine.facts()
     about = {"command": "ringfence bench latency", "date": machine.now(), "machine": facts, "rounds": options.rounds}
-    return _print(options, {**about, "sizes": results}, f"{machine_text(facts)}\n\n{latency.results_text(results)}")
+    return _print(options, {**about, "sizes": results}, latency.results_text(results))
 
 
 def _prepare_workers() -> None:
@@ -358,11 +355,13 @@ def _command(arguments: Sequence[str]) -> str:
 
 
 def _print(options: argparse.Namespace, document: Mapping[str, Any], text: str) -> int:
-    """Print the results as JSON, or as text with the folder of their samples."""
+    """Print the results as JSON, or as text with the machine and the folder of their samples."""
+    from ringfence_lab.bench.result_table import machine_text
+
     if options.json:
         print(json.dumps(document, indent=2))
     else:
-        print(text)
+        print(f"{machine_text(document['machine'])}\n\n{text}")
         if hasattr(options, "results"):
             print(f"samples: {options.results}")
     return 0
