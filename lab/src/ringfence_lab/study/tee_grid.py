@@ -100,6 +100,7 @@ def _points(block: Block, samples: int) -> Iterator[_Point]:
         ):
             yield _Point({"operation": operation, "size": size, "all_reduces": 1}, ((size, 0.0),))
         return
+    block.one("flops", blocks.positive)  # without operations, a block needs it before anything else
     listed = block.listed("models", blocks.name_of(models.names()))
     for name, cap in itertools.product(listed, block.listed("buckets", blocks.bucket, ["default"])):
         trace, seconds = blocks.replayed(block, name, cap, samples, busy=False)
