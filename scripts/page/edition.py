@@ -41,8 +41,8 @@ class Edition:
     links: list[link.LinkResult] = field(default_factory=list)
     memory: list[memory.MemoryResult] = field(default_factory=list)
     lower_bounds: dict[tuple[str, int, int], float] = field(default_factory=dict)  # CPU seconds by call, size, workers
-    calls: Mapping[str, Any] = field(default_factory=dict)  # what scripts/call_latency.py printed: single calls
-    tunnels: Mapping[str, Any] = field(default_factory=dict)  # what scripts/tunnels.py printed
+    calls: Mapping[str, Any] = field(default_factory=dict)  # what `ringfence bench latency --json` printed
+    tunnels: Mapping[str, Any] = field(default_factory=dict)  # of commit 569d0fa, whose scripts/tunnels.py measured it
     machines: Edition | None = None  # of the study of machines x workers, which has a machine and a date of its own
 
     def collective(

@@ -35,7 +35,7 @@ class MedianCall(NamedTuple):
 
 
 def median_calls(edition: Edition) -> dict[int, MedianCall]:
-    """By size: what scripts/call_latency.py recorded."""
+    """By size: what `ringfence bench latency` recorded."""
     found = {}
     for each in edition.calls.get("sizes", ()):
         gloo, sealed = (each[name]["median_after_barrier"] for name in ("gloo", SEALED))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.bench.names import PROFILED, necessary_bytes
@@ -96,7 +96,7 @@ def two_workers(edition: Edition) -> str:
         return NOTHING
     facts = edition.calls["machine"]
     where = f"{facts['cores']} cores of {facts['cpu']}, {cpu(facts)}; source digest `{facts['source']}`"
-    return f"{markdown(header, rows)}\n\n`{edition.calls['command']}`, {edition.calls['date'][:10]}, {where}."
+    return f"{markdown(header, rows)}\n\n{_command(edition.calls)}, {edition.calls['date'][:10]}, {where}."
 
 
 def all_reduce(edition: Edition, workers: Sequence[int] = (4, 8)) -> str:
@@ -263,6 +263,12 @@ def _mib(size: float) -> str:
     return f"{size / (1 << 20):.1f} MiB"
 
 
+def _command(found: Mapping[str, Any]) -> str:
+    """The command that printed a result, and the last commit that has it if it was a script."""
+    gone = " of commit 569d0fa" if "scripts." in found["command"] else ""
+    return f"`{found['command']}`{gone}"
+
+
 def tunnels(edition: Edition) -> str:
     """Plaintext Gloo through tunnels in user space."""
     taken = edition.tunnels.get("median_seconds", {})
@@ -273,7 +279,7 @@ def tunnels(edition: Edition) -> str:
     facts = edition.tunnels["machine"]
     where = f"{facts['cores']} cores" + (f" of {facts['cpu']}" if "cpu" in facts else "")
     command = (
-        f"`{edition.tunnels['command']}`, {edition.tunnels['date'][:10]}, {where}; {edition.tunnels['rounds']} rounds"
+        f"{_command(edition.tunnels)}, {edition.tunnels['date'][:10]}, {where}; {edition.tunnels['rounds']} rounds"
     )
     note = f" {edition.tunnels['note']}" if "note" in edition.tunnels else ""
     return f"{markdown(('tunnel', *(size_text(int(size)) for size in sizes)), rows)}\n\n{command}.{note}"

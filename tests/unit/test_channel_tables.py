@@ -6,10 +6,10 @@ import copy
 import json
 import statistics
 
-from scripts.channel_rate import VARIANTS
 from scripts.channel_tables import PAGE, RESULT, filled
 
 FOUND = json.loads(RESULT.read_text())
+VARIANTS = ("1 channel", "2 channels", "1 channel, busy", "2 channels, busy")
 
 
 def test_the_page_shows_the_result_that_lies_beside_it() -> None:

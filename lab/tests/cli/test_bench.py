@@ -140,6 +140,19 @@ def test_a_link_is_measured_on_several_threads(tmp_path: Path) -> None:
     assert len([line for line in samples(tmp_path) if "round" in line]) == 8
 
 
+def test_single_calls_are_timed_one_by_one() -> None:
+    done = ringfence("bench", "latency", "--rounds", "1", "--json", timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["command"] == "ringfence bench latency" and found["rounds"] == 1
+    assert [(each["size"], each["gloo"]["calls"]) for each in found["sizes"]] == [
+        (4 << 10, 60), (64 << 10, 60), (1 << 20, 30), (25 << 20, 6)
+    ]  # fmt: skip
+    for each in found["sizes"]:
+        for name in ("gloo", "ringfence"):
+            assert 0 < each[name]["median_after_barrier"] <= each[name]["p95_after_barrier"]
+
+
 def test_memory_beyond_the_tensors_is_measured(tmp_path: Path) -> None:
     """The link's promise is 16 MiB; what a copy of the whole tensor would take is far more."""
     command = ("bench", "memory", "--sizes", "64MiB", "--workers", "2", "--rounds", "1", "--results", str(tmp_path))
@@ -172,7 +185,7 @@ def test_memory_beyond_the_tensors_is_measured(tmp_path: Path) -> None:
         (("train", "--strategy", "fsdp2", "--variants", "tls"), "process groups"),
         (("collectives", "--copy-rate", "2"), "--device sim"),
         (("collectives", "--confidential"), "--device sim"),
-        (("collectives", "--device", "sim", "--copy-rate", "fast"), "such as 2,10"),
+        (("collectives", "--device", "sim", "--copy-rate", "fast"), "'fast' is no positive number"),
         (("collectives", "--device", "cuda", "--copy-rate", "2"), "--device sim"),
         (("collectives", "--device", "sim", "--variants", "nccl"), "nccl does not know tensors on sim"),
         (("collectives", "--device", "sim", "--variants", "tls"), "'tls' is none of host-a"),

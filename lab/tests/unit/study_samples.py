@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringfence_lab.bench.rss import peak_bytes
+from ringfence_lab.bench.kernel_counters import peak_bytes
 from ringfence_lab.bench.samples import Samples
 from ringfence_lab.study.cells import Cell
 from ringfence_lab.study.folder import Folder

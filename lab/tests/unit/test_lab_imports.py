@@ -8,7 +8,7 @@ from tests.unit.test_imports import cycle_in, import_graph, imports_from_outside
 
 LAB = Path(__file__).parents[2] / "src" / "ringfence_lab"
 FILES = sorted(LAB.rglob("*.py"))
-MEASURING = {"unsealed", "variants", "worker", "training", "profile", "fixed_schedule", "replay", "rings"}
+MEASURING = {"unsealed", "variants", "worker", "training", "profile", "replay", "rings"}
 MEASURING |= {"tee_worker", "device_ring"}  # what makes a variant: it runs in the benchmark's own processes
 
 

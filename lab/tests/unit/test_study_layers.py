@@ -22,7 +22,7 @@ from ringfence.errors import ConfigurationError
 from ringfence_lab.study import query
 from ringfence_lab.study import summary_table as table
 from ringfence_lab.study.folder import Folder, replaced
-from ringfence_lab.study.schema import SUMMARY, TIDY, SchemaError, batch_of, opened
+from ringfence_lab.study.schema import SUMMARY, TIDY, SchemaError, batches, opened
 from ringfence_lab.study.summary import summarise, summary_of
 from ringfence_lab.study.tidy import tidy
 
@@ -200,11 +200,11 @@ def test_the_schema_is_checked_when_a_layer_is_read(folder: Folder) -> None:
 ])  # fmt: skip
 def test_values_that_cannot_be_are_refused(folder: Folder, column: str, value: object, said: str) -> None:
     make(folder)
-    columns = {name: [row[name] for row in tidy_rows(folder)[:3]] for name in TIDY.names}
-    batch_of(columns, TIDY, "a test")
-    columns[column][1] = value
+    rows = tidy_rows(folder)[:3]
+    assert next(batches(iter(rows), TIDY, 5, "a test")).num_rows == 3
+    rows[1][column] = value
     with pytest.raises(SchemaError, match=said):
-        batch_of(columns, TIDY, "a test")
+        next(batches(iter(rows), TIDY, 5, "a test"))
 
 
 def test_a_variant_that_is_not_in_every_round_is_compared_in_its_own(folder: Folder) -> None:

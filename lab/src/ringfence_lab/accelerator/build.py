@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
 import secrets
 import stat
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +20,7 @@ FLAGS: Final = (
     *("-std=c++20", "-O1", "-fPIC", "-shared", "-s", "-fvisibility=hidden"),
     *("-Wall", "-Wextra", "-DAT_PER_OPERATOR_HEADERS"),
 )
-BUILD_SECONDS: Final = 600.0  # the most that a build, or the wait for another process's build, may take
-_POLL_SECONDS: Final = 0.1
+BUILD_SECONDS: Final = 600.0  # the most that a build may take
 
 
 def library(torch_folder: Path, torch_version: str, cxx11_abi: bool, sources: Path = SOURCES) -> Path:
@@ -47,7 +43,8 @@ def library(torch_folder: Path, torch_version: str, cxx11_abi: bool, sources: Pa
     built = folder / LIBRARY
     if built.exists():
         return built
-    with _locked(folder / "lock"):
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building, for BUILD_SECONDS at most
         if not built.exists():
             temporary = folder / f".{secrets.token_hex(8)}.so"
             try:
@@ -123,21 +120,3 @@ def _own_folder(folder: Path, others: int) -> Path:
             f"others could use {folder} to replace the library of the simulated accelerator: run `chmod 700 {folder}`"
         )
     return folder
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    deadline = time.monotonic() + BUILD_SECONDS
-    with open(path, "wb") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigurationError(
-                        f"another process has been building the simulated accelerator for {BUILD_SECONDS:g} s, "
-                        f"holding {path}: end it and try again"
-                    ) from None
-                time.sleep(_POLL_SECONDS)
-        yield

@@ -24,6 +24,19 @@ DEFAULT_DEVICES: Final = 2
 MAX_DEVICES: Final = 8
 LIBCRYPTO: Final = "libcrypto.so.3"  # of OpenSSL 3
 
+_COUNTED: Final = (  # in the order of the library
+    *(
+        "pinned_bytes",
+        "pinned_peak_bytes",
+        "host_blocked_seconds",
+        "copies_down",
+        "copies_up",
+        "bytes_down",
+        "bytes_up",
+    ),
+    *("sealed_copies", "sealed_bytes", "late_seconds", "crypto_seconds", "host_waits"),
+)
+
 _loading = threading.Lock()
 
 
@@ -201,24 +214,11 @@ def reset() -> None:
 
 def stats() -> Stats:
     """Return what the device counted so far."""
-    pinned, peak, blocked_ns, copies_down, copies_up, bytes_down, bytes_up, *rest = _ops().stats()
-    sealed_copies, sealed_bytes, late_ns, crypto_ns, host_waits, *memory = rest
-    return Stats(
-        pinned_bytes=pinned,
-        pinned_peak_bytes=peak,
-        device_bytes=tuple(memory[::2]),
-        device_reserved_bytes=tuple(memory[1::2]),
-        host_waits=host_waits,
-        host_blocked_seconds=blocked_ns / 1e9,
-        copies_down=copies_down,
-        copies_up=copies_up,
-        bytes_down=bytes_down,
-        bytes_up=bytes_up,
-        sealed_copies=sealed_copies,
-        sealed_bytes=sealed_bytes,
-        late_seconds=late_ns / 1e9,
-        crypto_seconds=crypto_ns / 1e9,
-    )
+    values = _ops().stats()
+    found: dict[str, Any] = dict(zip(_COUNTED, values, strict=False))
+    memory = values[len(_COUNTED) :]  # in use and reserved, of each device
+    found |= {name: value / 1e9 for name, value in found.items() if name.endswith("_seconds")}  # from nanoseconds
+    return Stats(**found, device_bytes=tuple(memory[::2]), device_reserved_bytes=tuple(memory[1::2]))
 
 
 @contextlib.contextmanager

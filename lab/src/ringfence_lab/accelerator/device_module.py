@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -60,19 +60,9 @@ def set_device(device: Any) -> None:
     torch.accelerator.set_device_index(_index(device))
 
 
-class device:
-    """A context manager that makes a device the current one."""
-
-    def __init__(self, device: Any) -> None:
-        self._guard = torch.accelerator.device_index(_index(device))
-
-    def __enter__(self) -> None:
-        self._guard.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._guard.__exit__(kind, error, trace)
+def device(device: Any) -> Any:
+    """Return a context manager that makes a device the current one."""
+    return torch.accelerator.device_index(_index(device))
 
 
 def synchronize(device: Any = None) -> None:
@@ -86,24 +76,9 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 # -- streams --------------------------------------------------------------------------------------------------------
 
 
-class StreamContext:
-    """A context manager that makes a stream the current one; None changes nothing."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __enter__(self) -> None:
-        if self.stream is not None:
-            self.stream.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.stream is not None:
-            self.stream.__exit__(kind, error, trace)
-
-
-stream = StreamContext
+def stream(stream: Any) -> Any:
+    """Return a context manager that makes a stream the current one; None changes nothing."""
+    return contextlib.nullcontext() if stream is None else stream
 
 
 def current_stream(device: Any = None) -> Any:

@@ -114,6 +114,10 @@ class Tee:
         origins = {**self.origins, **{name: Origin(CHANGED, True) for name in changes if name in FIGURES}}
         return dataclasses.replace(self, origins=origins, **changes)
 
+    def settings(self) -> dict[str, Any]:
+        """Return the figures, switches and dilation, with which `Tee` makes the same."""
+        return {name: getattr(self, name) for name in (*FIGURES, "confidential", *SWITCHES, "dilation")}
+
     def assumed(self) -> dict[str, str]:
         """Return the figures that were neither measured nor published, with the reason for each."""
         return {name: origin.text for name, origin in self.origins.items() if origin.assumed}

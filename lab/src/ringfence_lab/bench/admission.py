@@ -160,9 +160,6 @@ class _Worker:
         finally:
             self.cpu[stage] += time.thread_time_ns() - start
 
-    def handshake(self, role: Role, peers: frozenset[int]) -> Handshake:
-        return Handshake(role, self.hello, peers, self.policy, self.prover)
-
     def drop_roster(self) -> None:
         """Keep only the digest of the roster: thousands of workers in one process would not fit otherwise."""
         session = self.tree.session
@@ -176,7 +173,7 @@ class _Endpoint:
     def __init__(self, worker: _Worker, role: Role, peer: int) -> None:
         self.worker = worker
         self.tls = Tls(worker.credentials, server=role is Role.PARENT)
-        self.handshake = worker.handshake(role, frozenset({peer}))
+        self.handshake = Handshake(role, worker.hello, frozenset({peer}), worker.policy, worker.prover)
         self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
         worker.handshakes += 1
 
@@ -310,15 +307,17 @@ class _Group:
         digests = {worker.tree.session.roster.digest if worker.tree.session else b"" for worker in self.workers}
         if len(digests) != 1 or any(worker.tree.phase is not Phase.GO for worker in self.workers):
             raise RingfenceError("the benchmark's workers are not in one session")
+        counts = ((worker.handshakes, worker.sent, worker.bytes_go) for worker in self.workers)
+        handshakes, sent, sent_go = zip(*counts, strict=True)
         return Cost(
             workers=self.size,
             depth=depth_of(self.size),
-            handshakes_mean=statistics.fmean(worker.handshakes for worker in self.workers),
-            handshakes_max=max(worker.handshakes for worker in self.workers),
-            bytes_mean=statistics.fmean(worker.sent for worker in self.workers),
-            bytes_max=max(worker.sent for worker in self.workers),
-            bytes_go_mean=statistics.fmean(worker.bytes_go for worker in self.workers),
-            bytes_go_max=max(worker.bytes_go for worker in self.workers),
+            handshakes_mean=statistics.fmean(handshakes),
+            handshakes_max=max(handshakes),
+            bytes_mean=statistics.fmean(sent),
+            bytes_max=max(sent),
+            bytes_go_mean=statistics.fmean(sent_go),
+            bytes_go_max=max(sent_go),
             cpu_mean={stage: self._mean(stage) for stage in STAGES},
             verifiers=sum(worker.verify for worker in self.workers),
             cpu_root={stage: self.workers[0].cpu[stage] / 1e9 for stage in STAGES},
@@ -370,45 +369,33 @@ def predict(costs: Sequence[Cost], workers: int) -> Cost:
     Keys and a handshake cost the same in any group. An entry is forwarded once on each level of the tree, and
     rank 0 receives all of them. The roster contains every worker, and every worker receives it.
     """
-    sizes, depth = [float(cost.workers) for cost in costs], depth_of(workers)
+    sizes, depths = [float(cost.workers) for cost in costs], [float(cost.depth) for cost in costs]
+    depth, children = depth_of(workers), len(children_of(0, workers))
     handshakes = 2 * (workers - 1) / workers
     one_handshake = statistics.median(cost.cpu_mean["handshakes"] / cost.handshakes_mean for cost in costs)
-
-    def same(value: Callable[[Cost], float]) -> float:
-        return statistics.median(value(cost) for cost in costs)
 
     def by_size(value: Callable[[Cost], float]) -> float:
         return fit(sizes, [value(cost) for cost in costs]).at(workers)
 
-    def by_depth(value: Callable[[Cost], float]) -> float:
-        return fit([float(cost.depth) for cost in costs], [value(cost) for cost in costs]).at(depth)
+    def seconds(of: Callable[[Cost], dict[str, float]]) -> dict[str, float]:
+        found = {stage: by_size(lambda cost, stage=stage: of(cost)[stage]) for stage in STAGES}  # type: ignore[misc]
+        return {**found, "keys": statistics.median(of(cost)["keys"] for cost in costs)}
 
+    forwarded = fit(depths, [cost.cpu_mean["entries"] for cost in costs]).at(depth)
     return Cost(
         workers=workers,
         depth=depth,
         handshakes_mean=handshakes,
-        handshakes_max=max(1 + len(children_of(1, workers)), len(children_of(0, workers))),
+        handshakes_max=max(1 + len(children_of(1, workers)), children),
         bytes_mean=by_size(lambda cost: cost.bytes_mean),
         bytes_max=round(by_size(lambda cost: cost.bytes_max)),
         bytes_go_mean=by_size(lambda cost: cost.bytes_go_mean),
         bytes_go_max=round(by_size(lambda cost: cost.bytes_go_max)),
         cpu_mean={
-            "keys": same(lambda cost: cost.cpu_mean["keys"]),
+            **seconds(lambda cost: cost.cpu_mean),
             "handshakes": one_handshake * handshakes,
-            "entries": by_depth(lambda cost: cost.cpu_mean["entries"]),
-            "roster": by_size(lambda cost: cost.cpu_mean["roster"]),
-            "check": by_size(lambda cost: cost.cpu_mean["check"]),
-            "go": by_size(lambda cost: cost.cpu_mean["go"]),
-            "agreement": by_size(lambda cost: cost.cpu_mean["agreement"]),
+            "entries": forwarded,
         },
         verifiers=0,
-        cpu_root={
-            "keys": same(lambda cost: cost.cpu_root["keys"]),
-            "handshakes": one_handshake * len(children_of(0, workers)),
-            "entries": by_size(lambda cost: cost.cpu_root["entries"]),
-            "roster": by_size(lambda cost: cost.cpu_root["roster"]),
-            "check": by_size(lambda cost: cost.cpu_root["check"]),
-            "go": by_size(lambda cost: cost.cpu_root["go"]),
-            "agreement": by_size(lambda cost: cost.cpu_root["agreement"]),
-        },
+        cpu_root={**seconds(lambda cost: cost.cpu_root), "handshakes": one_handshake * children},
     )

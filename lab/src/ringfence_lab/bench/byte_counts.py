@@ -70,23 +70,25 @@ def _sent(kind: Collective, schedule: Schedule, size: int, width: int, near: set
 
 
 def _of_pass(schedule: Schedule, parts: dict[Buffer, list[int]], near: set[int]) -> Traffic:
-    def length_of(place: Place) -> int:
-        first, end = place.part, place.part + place.parts
-        if place.buffer is Buffer.SCRATCH:
-            return sum(map(length_of, schedule.scratch[first:end]))
-        return sum(parts[place.buffer][first:end])
-
     sealed = wire = local = 0
     for step in schedule.steps:
         if step.action is not Action.SEND:
             continue
-        length = length_of(schedule.chunks[step.chunk])
+        length = _length(schedule, schedule.chunks[step.chunk], parts)
         if step.peer in near:
             local += length
             continue
         sealed += length
         wire += length + segment_count(length) * (HOP_OVERHEAD if step.origin < 0 else FORWARD_OVERHEAD)
     return Traffic(sealed, wire, local)
+
+
+def _length(schedule: Schedule, place: Place, parts: dict[Buffer, list[int]]) -> int:
+    """Return the bytes of a chunk, from those of each part of the tensors' buffers."""
+    first, end = place.part, place.part + place.parts
+    if place.buffer is Buffer.SCRATCH:
+        return sum(_length(schedule, each, parts) for each in schedule.scratch[first:end])
+    return sum(parts[place.buffer][first:end])
 
 
 _OF_TENSORS = (Buffer.DATA, Buffer.INPUT, Buffer.OUTPUT)
@@ -107,8 +109,9 @@ def stage_bytes(operation: str, size: int, ranks: int, table: Table | None = Non
     total = dict.fromkeys(("seal", "open", "reduce", "send", "receive"), 0)
     for rank in range(ranks):
         schedule = choose(kind, ranks, rank, 0, size, table or Table())
+        parts = {buffer: _part_lengths(kind, schedule, buffer, size, 4) for buffer in _OF_TENSORS}
         for step in schedule.steps:
-            length = _length(schedule, schedule.chunks[step.chunk], size, operation)
+            length = _length(schedule, schedule.chunks[step.chunk], parts)
             if step.action is Action.SEND:
                 total["send"] += length
                 if step.origin in (-1, rank):
@@ -119,14 +122,3 @@ def stage_bytes(operation: str, size: int, ranks: int, table: Table | None = Non
                 if step.action is Action.REDUCE:
                     total["reduce"] += length
     return total
-
-
-def _length(schedule: Schedule, place: Place, size: int, operation: str) -> int:
-    if place.buffer is Buffer.SCRATCH:
-        inner = schedule.scratch[place.part : place.part + place.parts]
-        return sum(_length(schedule, each, size, operation) for each in inner)
-    if place.buffer is Buffer.DATA:
-        return size * place.parts // schedule.parts(Buffer.DATA)
-    if operation == "all_reduce":
-        return size * place.parts // schedule.parts(place.buffer)
-    return size // schedule.size * place.parts  # one rank's share of the whole

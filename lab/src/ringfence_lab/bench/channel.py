@@ -1,10 +1,18 @@
-"""One JSON object a line, in both directions, between the benchmark and each of its workers."""
+"""A worker process and its commands: one JSON object a line, in both directions, between the benchmark and each worker."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import socket
-from typing import Any
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+_PR_SET_PDEATHSIG: Final = 1
 
 Message = dict[str, Any]
 
@@ -31,3 +39,25 @@ class Channel:
     def close(self) -> None:
         self._lines.close()
         self._stream.close()
+
+
+def run_worker(make: Callable[[Message], object]) -> NoReturn:
+    """Run the process of a worker, whose commands are the methods of what `make` returns for its configuration.
+
+    It ends with its parent: a worker that waits in a collective would not notice otherwise.
+    """
+    config = json.loads(sys.argv[1])
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != config["parent"]:
+        os._exit(1)
+    channel = Channel(socket.socket(fileno=config["channel"]))
+    try:
+        worker = make(config)
+        while (message := channel.receive()) is not None:
+            command = getattr(worker, message.pop("do"))
+            channel.send({"done": command(**message)})
+    except Exception as error:
+        traceback.print_exc()
+        channel.send({"error": f"{type(error).__name__}: {error}"})
+    sys.stderr.flush()
+    os._exit(0)  # nothing that a benchmark leaves behind is worth an orderly goodbye between its ranks

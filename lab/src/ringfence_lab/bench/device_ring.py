@@ -10,7 +10,7 @@ between them, or encrypted through the host's memory. Events order the streams; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -35,10 +35,6 @@ class DeviceRing:
         self._send = [torch.Stream(device) for device in self.devices]
         self._receive = [torch.Stream(device) for device in self.devices]
         self.synchronize()
-
-    @property
-    def buckets(self) -> int:
-        return len(self._memory[0].buckets)
 
     def step(self, seconds: Sequence[float]) -> float:
         """Run one step: compute for these seconds before each bucket, sum each bucket, wait for everything.
@@ -131,8 +127,3 @@ def _parts(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
     """Return a flat tensor in `count` parts, of which the last ones may be shorter or empty."""
     size = -(-tensor.numel() // count)
     return [tensor[index * size : (index + 1) * size] for index in range(count)]
-
-
-def facts(devices: int) -> dict[str, Any]:
-    """Return what a reader of the samples wants to know of the devices."""
-    return {"device": {"type": "sim", "name": f"{devices} simulated devices in one process"}}

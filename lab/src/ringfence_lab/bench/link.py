@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from threading import Barrier
 from typing import Any, Final
 
+from ringfence.cli.terminal import table, wrap
 from ringfence.errors import RingfenceError
 from ringfence.keys import KEY_BYTES, TAG_BYTES, Secret
 from ringfence.link.frames import HEADER_BYTES, HOP_BYTES
@@ -27,7 +28,7 @@ from ringfence_lab.bench.intervals import Interval, interval
 from ringfence_lab.bench.measure import Measured, Setup
 from ringfence_lab.bench.samples import Case, Round, Samples
 from ringfence_lab.bench.units import size_text
-from ringfence_lab.tables import Progress, paragraph, table
+from ringfence_lab.progress import Progress
 
 STAGES: Final = ("seal", "open")
 _AROUND: Final = 8 << 20  # bytes that take turns: more than the caches next to a core hold, as in a collective
@@ -102,23 +103,20 @@ def measure_round(segment: int, threads: int) -> Round:
 
 def measure(setup: Setup, segments: Sequence[int], threads: Sequence[int], facts: Mapping[str, Any]) -> list[Measured]:
     """Measure the missing rounds. Each round measures all cases in its own order."""
-    around = {"machine": setup.circumstances(facts)["machine"]}
-    cases = [
+    around = {"machine": machine.digest(facts)}
+    cases: list[dict[str, Any]] = [
         {"kind": "link", "segment": segment, "threads": count, **around} for segment in segments for count in threads
     ]
     samples = Samples(setup.results)
     missing = [(number, case) for case in cases for number in range(len(samples.rounds(case)), setup.rounds)]
     missing.sort(key=lambda one: (one[0], random.Random(str(one)).random()))  # noqa: S311 (an order, not a secret)
-    progress = Progress(len(missing))
     if missing:
         samples.begin(facts, setup.command, machine.now())
-    try:
+    with Progress(len(missing)) as progress:
         for _, case in missing:
             progress.say(f"segments of {size_text(case['segment'])}, {case['threads']} threads")
             samples.add(case, measure_round(case["segment"], case["threads"]))
             progress.step()
-    finally:
-        progress.end()
     return [Measured(case, samples.rounds(case)[: setup.rounds]) for case in cases]
 
 
@@ -163,4 +161,4 @@ def results_text(results: Sequence[LinkResult]) -> str:
     note = (
         "GB/s: 10⁹ bytes of plaintext a second; median and 95 % bootstrap interval over rounds. Memory only, no socket."
     )
-    return "\n".join([table(header, rows), paragraph(note)])
+    return "\n".join([table([header, *rows]), wrap(note)])

@@ -23,7 +23,7 @@ _SOCKET_BUFFER: Final = 4 * SEGMENT_BYTES
 
 def recorded_costs(setup: Setup, facts: Mapping[str, Any]) -> dict[str, float]:
     """Return the costs of the stages on this machine and with this code. They are measured once and kept with the samples."""
-    case = {"kind": "lower_bound", "machine": setup.circumstances(facts)["machine"]}
+    case = {"kind": "lower_bound", "machine": machine.digest(facts)}
     samples = Samples(setup.results)
     if not samples.rounds(case):
         samples.begin(facts, setup.command, machine.now())
@@ -34,7 +34,7 @@ def recorded_costs(setup: Setup, facts: Mapping[str, Any]) -> dict[str, float]:
 def recorded_lower_bound(setup: Setup, facts: Mapping[str, Any], case: Case, costs: dict[str, float]) -> float:
     """Return the lower bound of a case. It is kept with the samples, because another version may have other schedules."""
     place = {name: case[name] for name in ("operation", "size", "workers")}
-    kept = {"kind": "lower_bound", **place, "machine": setup.circumstances(facts)["machine"]}
+    kept = {"kind": "lower_bound", **place, "machine": machine.digest(facts)}
     samples = Samples(setup.results)
     if not samples.rounds(kept):
         seconds = lower_bound(case["operation"], case["size"], case["workers"], costs)

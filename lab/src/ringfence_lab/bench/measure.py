@@ -15,7 +15,7 @@ from ringfence_lab.bench.netns import Hosts, burst_bytes
 from ringfence_lab.bench.samples import Case, Round, Samples
 from ringfence_lab.bench.units import size_text
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
-from ringfence_lab.tables import Progress
+from ringfence_lab.progress import Progress
 
 BATCH_SECONDS: Final = 0.05  # small collectives are timed in batches at least this long
 _MARGIN: Final = 1.3
@@ -52,48 +52,28 @@ class Measured:
     rounds: list[Round]
 
 
-class Measurement:
-    """One run of the benchmark over its cases."""
-
-    def __init__(self, setup: Setup, cases: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
-        self._setup = setup
-        self._facts = facts
-        around = setup.circumstances(facts)
-        self._cases = [{**case, **around} for case in cases]
-        self._samples = Samples(setup.results)
-
-    def run(self) -> list[Measured]:
-        """Measure the missing rounds; return all rounds that were asked for, old and new."""
-        missing = {count: self._missing(count) for count in sorted({case["workers"] for case in self._cases})}
-        progress = Progress(sum(left for cases in missing.values() for _, left in cases))
-        try:
-            for workers, cases in missing.items():
-                if cases:
-                    self._run(workers, cases, progress)
-        finally:
-            progress.end()
-        return [Measured(case, self._samples.rounds(case)[: self._setup.rounds]) for case in self._cases]
-
-    def _missing(self, workers: int) -> list[tuple[Case, int]]:
-        rounds = self._setup.rounds
-        cases = [case for case in self._cases if case["workers"] == workers]
-        return [(case, left) for case in cases if (left := rounds - len(self._samples.rounds(case))) > 0]
-
-    def _run(self, workers: int, cases: Sequence[tuple[Case, int]], progress: Progress) -> None:
-        progress.say(f"starting {workers} workers")
-        with (
-            placements_for(workers, self._setup.hosts, self._setup.rate) as placements,
-            WorkerPool(placements, self._setup.variants, self._setup.device) as worker_pool,
-        ):
-            self._samples.begin({**self._facts, **worker_pool.facts}, self._setup.command, machine.now())
-            for case, left in cases:
-                what = describe(case)
-                progress.say(what)
-                measure = rounds_of(worker_pool, case)
-                for _ in range(left):
-                    number = len(self._samples.rounds(case))
-                    self._samples.add(case, measure(number))
-                    progress.step(what)
+def measure(setup: Setup, cases: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[Measured]:
+    """Measure the missing rounds; return all rounds that were asked for, old and new."""
+    samples = Samples(setup.results)
+    all_cases = [{**case, **setup.circumstances(facts)} for case in cases]
+    missing = [(case, left) for case in all_cases if (left := setup.rounds - len(samples.rounds(case))) > 0]
+    with Progress(sum(left for _, left in missing)) as progress:
+        for workers in sorted({case["workers"] for case, _ in missing}):
+            progress.say(f"starting {workers} workers")
+            with (
+                placements_for(workers, setup.hosts, setup.rate) as placements,
+                WorkerPool(placements, setup.variants, setup.device) as worker_pool,
+            ):
+                samples.begin({**facts, **worker_pool.facts}, setup.command, machine.now())
+                for case, left in missing:
+                    if case["workers"] == workers:
+                        what = describe(case)
+                        progress.say(what)
+                        one = rounds_of(worker_pool, case)
+                        for _ in range(left):
+                            samples.add(case, one(len(samples.rounds(case))))
+                            progress.step(what)
+    return [Measured(case, samples.rounds(case)[: setup.rounds]) for case in all_cases]
 
 
 @contextlib.contextmanager
@@ -127,25 +107,25 @@ def device_text(case: Case) -> str:
 
 def rounds_of(worker_pool: WorkerPool, case: Case, trace: Sequence[tuple[int, float]] = ()) -> Callable[[int], Round]:
     """Prepare a case and return a function that measures one round of it. `trace` are the steps that a trace replays."""
+    common = {"wire": case.get("wire", "float32"), "only": case["variants"]}
     if case["kind"] == "collective":
-        return _collective(worker_pool, case)
+        return _collective(worker_pool, case, common)
     if case["kind"] == "trace":
-        return _trace(worker_pool, case, trace)
-    return _training(worker_pool, case)
+        worker_pool.tell("prepare_trace", steps=list(trace), busy=case["device"] == "cpu", **common)
+        return _steps(worker_pool, case, warm_up=1)
+    settings = {name: case[name] for name in ("model", "strategy", "bucket_mb")}
+    worker_pool.tell("prepare_training", **settings, **common)
+    return _steps(worker_pool, case, warm_up=2)  # DDP arranges its buckets after the first step
 
 
-def _collective(worker_pool: WorkerPool, case: Case) -> Callable[[int], Round]:
-    wire = case.get("wire", "float32")
-    arguments = {"operation": case["operation"], "size": case["size"], "wire": wire, "only": case["variants"]}
-    if case.get("device"):
-        simulated = {name: case[name] for name in ("copy_rate", "confidential")}
-        prepared = worker_pool.tell("prepare_device", **arguments, **simulated)[0]
-    else:
-        prepared = worker_pool.tell("prepare", **arguments)[0]
+def _collective(worker_pool: WorkerPool, case: Case, common: Mapping[str, Any]) -> Callable[[int], Round]:
+    names = ["operation", "size", *(["copy_rate", "confidential"] if case.get("device") else [])]
+    command = "prepare_device" if case.get("device") else "prepare"
+    prepared = worker_pool.tell(command, **{name: case[name] for name in names}, **common)[0]
     repeats = _repeats(worker_pool, prepared["variants"], case["busy"])
 
     def measure(number: int) -> Round:
-        return worker_pool.measure("round", turns=_shuffled(repeats, number), busy=case["busy"])
+        return worker_pool.measure("round", turns=shuffled(repeats, number), busy=case["busy"])
 
     return measure
 
@@ -160,30 +140,18 @@ def _repeats(worker_pool: WorkerPool, variants: Sequence[str], busy: bool) -> di
     return repeats
 
 
-def _training(worker_pool: WorkerPool, case: Case) -> Callable[[int], Round]:
-    settings = {name: case[name] for name in ("model", "strategy", "bucket_mb")}
-    worker_pool.tell("prepare_training", **settings, wire=case.get("wire", "float32"), only=case["variants"])
-    return _steps(worker_pool, case, warm_up=2)  # DDP arranges its buckets after the first step
-
-
-def _trace(worker_pool: WorkerPool, case: Case, trace: Sequence[tuple[int, float]]) -> Callable[[int], Round]:
-    busy = case["device"] == "cpu"
-    worker_pool.tell("prepare_trace", steps=list(trace), busy=busy, wire=case["wire"], only=case["variants"])
-    return _steps(worker_pool, case, warm_up=1)
-
-
 def _steps(worker_pool: WorkerPool, case: Case, warm_up: int) -> Callable[[int], Round]:
     once = dict.fromkeys(case["variants"], 1)
     for _ in range(warm_up):
         worker_pool.measure("train", turns=list(once.items()))
 
     def measure(number: int) -> Round:
-        return worker_pool.measure("train", turns=_shuffled(once, number))
+        return worker_pool.measure("train", turns=shuffled(once, number))
 
     return measure
 
 
-def _shuffled(repeats: Mapping[str, int], number: int) -> Turns:
+def shuffled(repeats: Mapping[str, int], number: int) -> Turns:
     """Return the variants in an order that depends on the round only: the same on every rank and in every run."""
     turns = list(repeats.items())
     random.Random(number).shuffle(turns)  # noqa: S311 (an order, not a secret)

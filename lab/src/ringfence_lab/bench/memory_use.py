@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from ringfence.cli.terminal import table, wrap
 from ringfence_lab.bench import machine
 from ringfence_lab.bench.measure import Measured, Setup
 from ringfence_lab.bench.names import BASELINE
 from ringfence_lab.bench.samples import Case, Round, Samples
 from ringfence_lab.bench.units import size_text
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
-from ringfence_lab.tables import Progress, paragraph, table
+from ringfence_lab.progress import Progress
 
 _MIB: Final = 1 << 20
 
@@ -31,28 +32,22 @@ _MIB: Final = 1 << 20
 def measure(setup: Setup, sizes: Sequence[int], workers: Sequence[int], facts: Mapping[str, Any]) -> list[Measured]:
     """Measure memory. A round starts a new worker pool and measures all sizes, small ones first."""
     samples = Samples(setup.results)
-    worker_pools = [(count, name) for count in workers for name in setup.variants]
-    cases = {
-        worker_pool: [_case(setup, facts, *worker_pool, size) for size in sorted(sizes)] for worker_pool in worker_pools
+    groups = {
+        (count, name): [_case(setup, facts, count, name, size) for size in sorted(sizes)]
+        for count in workers
+        for name in setup.variants
     }
-    left = {
-        worker_pool: setup.rounds - min(len(samples.rounds(case)) for case in cases[worker_pool])
-        for worker_pool in worker_pools
-    }
-    progress = Progress(sum(max(0, count) for count in left.values()))
-    try:
-        for worker_pool in worker_pools:
-            for _ in range(left[worker_pool]):
-                progress.say(f"{worker_pool[1]}, {worker_pool[0]} workers")
-                _measure_once(setup, facts, worker_pool, cases[worker_pool], samples)
-                progress.step()
-    finally:
-        progress.end()
-    return [
-        Measured(case, samples.rounds(case)[: setup.rounds])
-        for worker_pool in worker_pools
-        for case in cases[worker_pool]
+    missing = [
+        group
+        for group, cases in groups.items()
+        for _ in range(setup.rounds - min(len(samples.rounds(case)) for case in cases))
     ]
+    with Progress(len(missing)) as progress:
+        for count, name in missing:
+            progress.say(f"{name}, {count} workers")
+            _measure_once(setup, facts, groups[count, name], samples)
+            progress.step()
+    return [Measured(case, samples.rounds(case)[: setup.rounds]) for cases in groups.values() for case in cases]
 
 
 def _case(setup: Setup, facts: Mapping[str, Any], workers: int, variant: str, size: int) -> dict[str, Any]:
@@ -60,10 +55,8 @@ def _case(setup: Setup, facts: Mapping[str, Any], workers: int, variant: str, si
     return {"kind": "memory", "operation": "all_reduce", "size": size, "workers": workers, **around}
 
 
-def _measure_once(
-    setup: Setup, facts: Mapping[str, Any], group: tuple[int, str], cases: Sequence[Case], samples: Samples
-) -> None:
-    workers, variant = group
+def _measure_once(setup: Setup, facts: Mapping[str, Any], cases: Sequence[Case], samples: Samples) -> None:
+    workers, (variant,) = cases[0]["workers"], cases[0]["variants"]
     with WorkerPool([Placement()] * workers, list(dict.fromkeys((BASELINE[0], variant)))) as worker_pool:
         samples.begin({**facts, **worker_pool.facts}, setup.command, machine.now())
         before = worker_pool.tell("warm", name=variant)
@@ -86,9 +79,6 @@ class MemoryResult:
     per_link: float
     made: float  # warm - start
     socket_buffers_per_link: float  # limits, in the kernel
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def result(measured: Measured) -> MemoryResult:
@@ -118,23 +108,15 @@ def _median_of_worst(rounds: Sequence[Round], value: Callable[[Mapping[str, Any]
 def results_text(results: Sequence[MemoryResult]) -> str:
     """Return the results as text for a terminal."""
     header = ("variant", "workers", "tensor", "links", "beyond", "per link", "setup", "kernel/link")
-    rows = [
-        (
-            each.variant,
-            str(each.case["workers"]),
-            size_text(each.case["size"]),
-            str(each.links),
-            *(
-                f"{value / _MIB:.1f} MiB"
-                for value in (each.beyond, each.per_link, each.made, each.socket_buffers_per_link)
-            ),
-        )
-        for each in results
-    ]
+    rows = []
+    for each in results:
+        what = (each.variant, str(each.case["workers"]), size_text(each.case["size"]), str(each.links))
+        values = (each.beyond, each.per_link, each.made, each.socket_buffers_per_link)
+        rows.append((*what, *(f"{value / _MIB:.1f} MiB" for value in values)))
     notes = (
         "beyond: the worst worker's peak of resident memory in an all-reduce, less what was resident after a warm-up with "
         "4 KiB and less the tensor itself.",
         "setup: what connections, threads and the warm-up took before that.",
         "kernel/link: the most that the socket buffers of one link hold, outside of every process.",
     )
-    return "\n".join([table(header, rows), *map(paragraph, notes)])
+    return "\n".join([table([header, *rows]), *map(wrap, notes)])

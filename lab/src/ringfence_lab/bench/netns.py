@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from ringfence.errors import ConfigurationError
@@ -79,46 +78,43 @@ class Hosts:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     def _build(self) -> None:
-        _run("ip", "netns", "add", self._bridge)
-        _run("ip", "-n", self._bridge, "link", "add", "bridge", "type", "bridge")
-        _run("ip", "-n", self._bridge, "link", "set", "bridge", "up")
+        bridge = self._bridge
+        _run(f"ip netns add {bridge}")
+        _run(f"ip -n {bridge} link add bridge type bridge")
+        _run(f"ip -n {bridge} link set bridge up")
         for number, name in enumerate(self._names):
             port = f"port{number}"
-            _run("ip", "netns", "add", name)
-            _run(
-                "ip", "-n", name, "link", "add", _INTERFACE, "type", "veth", "peer", "name", port, "netns", self._bridge
-            )
-            _run("ip", "-n", self._bridge, "link", "set", port, "master", "bridge", "up")
-            _run("ip", "-n", name, "address", "add", f"{_address(number)}/16", "dev", _INTERFACE)
-            _run("ip", "-n", name, "link", "set", "lo", "up")
-            _run("ip", "-n", name, "link", "set", _INTERFACE, "up")
+            _run(f"ip netns add {name}")
+            _run(f"ip -n {name} link add {_INTERFACE} type veth peer name {port} netns {bridge}")
+            _run(f"ip -n {bridge} link set {port} master bridge up")
+            _run(f"ip -n {name} address add {_address(number)}/16 dev {_INTERFACE}")
+            _run(f"ip -n {name} link set lo up")
+            _run(f"ip -n {name} link set {_INTERFACE} up")
             if self._rate is not None:
-                limit = ("root", "tbf", "rate", self._rate, "burst", str(burst_bytes(self._rate)), "latency", _QUEUE)
-                _run("tc", "-n", name, "qdisc", "add", "dev", _INTERFACE, *limit)
-                _run("tc", "-n", self._bridge, "qdisc", "add", "dev", port, *limit)
+                limit = f"root tbf rate {self._rate} burst {burst_bytes(self._rate)} latency {_QUEUE}"
+                _run(f"tc -n {name} qdisc add dev {_INTERFACE} {limit}")
+                _run(f"tc -n {bridge} qdisc add dev {port} {limit}")
 
     def _remove(self) -> None:
         for name in (*self._names, self._bridge):
-            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)  # noqa: S603, S607
+            _run(f"ip netns delete {name}", check=False)
 
 
 def _remove_orphans() -> None:
     """Remove the namespaces of benchmarks that were killed; a name contains the id of the process."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)  # noqa: S607
-    for name, process in re.findall(r"^(rfb([0-9]+)-\S+)", listed.stdout, re.M):
+    for name, process in re.findall(r"^(rfb([0-9]+)-\S+)", _run("ip netns list", check=False), re.M):
         if not Path("/proc", process).exists():
-            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)  # noqa: S603, S607
+            _run(f"ip netns delete {name}", check=False)
 
 
 def _address(number: int) -> str:
     return f"10.83.{number // 250}.{number % 250 + 1}"
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+def _run(command: str, check: bool = True) -> str:
+    """Run a command whose words have no spaces in them; return what it prints."""
+    return subprocess.run(command.split(), check=check, capture_output=True, text=True).stdout  # noqa: S603

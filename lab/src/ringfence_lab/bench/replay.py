@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
 from ringfence_lab import accelerator
 from ringfence_lab.bench.operations import Tensors, type_of
-from ringfence_lab.bench.variants import AloneVariant, Begun, Variant
+from ringfence_lab.bench.variants import Variant
 
 _MEMORY: Final = 64 << 20  # for all buckets together, unless one is larger
 _SIDE: Final = 256  # of the matrices that keep a core busy: a product takes a fraction of a millisecond
@@ -41,11 +41,9 @@ class Memory:
             self.buckets.append(memory[at : at + count])
             at += count
 
-
-class Compute(Protocol):
-    """Simulated computing of a step. Each call computes for the given number of seconds."""
-
-    def __call__(self, seconds: float) -> None: ...
+    def tensors(self, bucket: torch.Tensor) -> Tensors:
+        """Return the tensors of an all-reduce of a bucket."""
+        return Tensors(bucket, bucket[:0], bucket[:0])
 
 
 class Busy:
@@ -76,38 +74,29 @@ class Idle:
         time.sleep(max(0.0, self._until - time.perf_counter()))
 
 
+class OnDevice:
+    """Computing on a simulated device: the host only issues it."""
+
+    def __call__(self, seconds: float) -> None:
+        if seconds:
+            accelerator.sleep(seconds)
+
+
 def step(
-    variant: Variant, memory: Memory, seconds: Sequence[float], compute: Callable[[], Compute]
+    variant: Variant, memory: Memory, seconds: Sequence[float], compute: type[Busy | Idle | OnDevice]
 ) -> Callable[[], None]:
-    """Return a function that replays one step."""
-    alone = isinstance(variant, AloneVariant)
-    nothing = memory.largest[:0]
+    """Return a function that replays one step: computes for these seconds before each bucket, and waits for all sums."""
 
     def run() -> None:
         go_on = compute()
-        begun: list[Begun] = []
+        begun = []
         for bucket, before in zip(memory.buckets, seconds, strict=True):
             go_on(before)
-            if not alone:
-                begun.append(variant.begin("all_reduce", Tensors(bucket, nothing, nothing)))
+            if variant.offers("all_reduce"):
+                begun.append(variant.begin("all_reduce", memory.tensors(bucket)))
         for each in begun:
             each.wait()
-
-    return run
-
-
-def device_step(variant: Variant, memory: Memory, seconds: Sequence[float]) -> Callable[[], None]:
-    """Return a function that replays one step on a simulated device. The host issues everything and then waits."""
-    nothing = memory.largest[:0]
-
-    def run() -> None:
-        begun: list[Begun] = []
-        for bucket, before in zip(memory.buckets, seconds, strict=True):
-            if before:
-                accelerator.sleep(before)
-            begun.append(variant.begin("all_reduce", Tensors(bucket, nothing, nothing)))
-        for each in begun:
-            each.wait()
-        torch.accelerator.synchronize()
+        if compute is OnDevice:
+            torch.accelerator.synchronize()
 
     return run

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ringfence.cli.terminal import table, wrap
 from ringfence_lab.bench import names
 from ringfence_lab.bench.byte_counts import Traffic
 from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.bench.measure import device_text
 from ringfence_lab.bench.results import Line, Result
 from ringfence_lab.bench.units import size_text, time_text
-from ringfence_lab.tables import paragraph, table
 
-_HEADER: Final = ("variant", "median", "ratio to Gloo", "CPU", "on the wire")
-_DEVICE_HEADER: Final = ("variant", "median", "ratio to host", "CPU", "on the wire")
 _DEVICE_NOTES: Final = (
     "ratio: to the mean of host-a and host-b of the same round: the same collective on host tensors, while the copies that "
     "device tensors need run beside it; median and 95 % bootstrap interval over rounds.",
@@ -34,21 +33,16 @@ _NOTES: Final = (
 )
 
 
-def results_text(
-    results: Sequence[Result], facts: Mapping[str, Any], lower_bounds: Mapping[int, float] | None = None
-) -> str:
-    """Return the machine, a table for each case, and notes.
-
-    `lower_bounds` are CPU seconds by the index of the result.
-    """
-    parts = [machine_text(facts), ""]
-    for index, result in enumerate(results):
-        parts += [*_case(result, (lower_bounds or {}).get(index)), ""]
+def results_text(results: Sequence[Result], lower_bounds: Sequence[float | None] = ()) -> str:
+    """Return a table for each case, and notes. `lower_bounds` are CPU seconds, one for each result."""
+    parts = []
+    for result, lower_bound in itertools.zip_longest(results, lower_bounds):
+        parts += [*_case(result, lower_bound), ""]
     on_device = [result.case.get("device") for result in results if result.case["kind"] == "collective"]
     notes = list(_DEVICE_NOTES if any(on_device) else _NOTES)
     if any(line.staging for result in results for line in result.lines):
         notes.append(_STAGING_NOTE)
-    return "\n".join([*parts, *map(paragraph, notes)])
+    return "\n".join([*parts, *map(wrap, notes)])
 
 
 def machine_text(facts: Mapping[str, Any]) -> str:
@@ -58,32 +52,29 @@ def machine_text(facts: Mapping[str, Any]) -> str:
     slow = f"; data plane in {facts['data_plane'].title()}" if "data_plane" in facts else ""
     return "\n".join(
         [
-            paragraph(
-                f"{facts['cpu']}, {facts['cores']} cores ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}"
-            ),
-            paragraph(f"Python {facts['python']}, {versions}, {facts['openssl']}; source {facts['source']}{slow}"),
+            wrap(f"{facts['cpu']}, {facts['cores']} cores ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}"),
+            wrap(f"Python {facts['python']}, {versions}, {facts['openssl']}; source {facts['source']}{slow}"),
         ]
     )
 
 
 def _case(result: Result, lower_bound: float | None) -> list[str]:
-    on_device = names.baseline(result.case) == names.HOST
-    baseline = "host / host" if on_device else "Gloo / Gloo"
+    baseline = "host" if names.baseline(result.case) == names.HOST else "Gloo"
     lines = [
-        paragraph(f"{heading(result)}, {baseline} ±{result.resolution:.2f}"),
-        table(_DEVICE_HEADER if on_device else _HEADER, map(_row, result.lines)),
+        wrap(f"{heading(result)}, {baseline} / {baseline} ±{result.resolution:.2f}"),
+        table([("variant", "median", f"ratio to {baseline}", "CPU", "on the wire"), *map(_row, result.lines)]),
     ]
     if result.sealed_over:
         ratios = ", ".join(f"{name} {_ratio_text(ratio)}" for name, ratio in result.sealed_over.items())
-        lines.append(paragraph(f"  ringfence over: {ratios}", 4))
+        lines.append(wrap(f"  ringfence over: {ratios}", rest="    "))
     for line in result.lines:
         if line.counted is not None and line.variant == "ringfence":
-            lines.append(paragraph(f"  {line.variant}: {_counted_text(line.counted, result.predicted)}", 4))
+            lines.append(wrap(f"  {line.variant}: {_counted_text(line.counted, result.predicted)}", rest="    "))
         if line.stages is not None:
             shares = ", ".join(f"{stage} {share:.0%}" for stage, share in line.stages.items())
-            lines.append(paragraph(f"  {line.variant}: {shares}", 4))
+            lines.append(wrap(f"  {line.variant}: {shares}", rest="    "))
             if line.staging is not None:
-                lines += [paragraph(text, 4) for text in _staging_texts(line.staging)]
+                lines += [wrap(text, rest="    ") for text in _staging_texts(line.staging)]
             if lower_bound is not None:
                 lines.append(
                     f"  CPU {line.cpu_seconds * 1e3:.2f} ms, lower bound from stage costs {lower_bound * 1e3:.2f} ms"

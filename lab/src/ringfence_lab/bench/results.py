@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -33,14 +33,9 @@ class Line:
     counted: Traffic | None = None  # by ringfence itself: what all workers sent, sealed and inside machines
 
     def as_json(self) -> dict[str, Any]:
-        found = {**asdict(self), "ratio": self.ratio._asdict()}
-        if self.staging is None:  # host tensors
-            del found["staging"]
-        if self.counted is None:  # another implementation
-            del found["counted"]
-        else:
-            found["counted"] = self.counted._asdict()
-        return found
+        found = {**asdict(self), "ratio": self.ratio._asdict(), "counted": self.counted and self.counted._asdict()}
+        # Host tensors have no staging, and nobody counts the bytes of another implementation.
+        return {name: value for name, value in found.items() if value is not None or name not in ("staging", "counted")}
 
 
 @dataclass(frozen=True)
@@ -100,6 +95,7 @@ def _line(case: Case, rounds: Sequence[Round], name: str, first: list[float], se
     per_byte = None
     if case["kind"] == "collective":
         per_byte = cpu * 1e9 / names.necessary_bytes(case["operation"], case["size"], case["workers"])
+    counted, shares, staging = (_recorded(rounds, name, what) for what in ("counted", "stages", "staging"))
     return Line(
         variant=name,
         seconds=statistics.median(seconds),
@@ -107,9 +103,9 @@ def _line(case: Case, rounds: Sequence[Round], name: str, first: list[float], se
         cpu_seconds=cpu,
         cpu_ns_per_byte=per_byte,
         wire_bytes=statistics.median(_column(rounds, name, "sent")),
-        stages=_stages(rounds, name),
-        staging=_staging(rounds, name),
-        counted=_counted(rounds, name),
+        stages=_means(shares) if shares else None,
+        staging=_staging(staging) if staging else None,
+        counted=Traffic(*map(statistics.median, zip(*counted, strict=True))) if counted else None,
     )
 
 
@@ -117,27 +113,16 @@ def _column(rounds: Sequence[Round], name: str, what: str) -> list[float]:
     return [samples[name][what] for samples in rounds]
 
 
-def _counted(rounds: Sequence[Round], name: str) -> Traffic | None:
-    """Return the median of what was counted; the rounds of a collective do not differ."""
-    found = [samples[name]["counted"] for samples in rounds if "counted" in samples[name]]
-    return Traffic(*map(statistics.median, zip(*found, strict=True))) if found else None
+def _recorded(rounds: Sequence[Round], name: str, what: str) -> list[Any]:
+    """Return what some variants record and others do not."""
+    return [samples[name][what] for samples in rounds if what in samples[name]]
 
 
-def _stages(rounds: Sequence[Round], name: str) -> dict[str, float] | None:
-    """Return the mean share of each stage."""
-    all_shares = [samples[name]["stages"] for samples in rounds if "stages" in samples[name]]
-    if not all_shares:
-        return None
-    return {stage: statistics.fmean(shares[stage] for shares in all_shares) for stage in all_shares[0]}
+def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {stage: statistics.fmean(each[stage] for each in found) for stage in found[0]}
 
 
-def _staging(rounds: Sequence[Round], name: str) -> dict[str, Any] | None:
+def _staging(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the mean seconds of each stage of a call and of a pass."""
-    found = [samples[name]["staging"] for samples in rounds if "staging" in samples[name]]
-    if not found:
-        return None
-    means = {
-        part: {stage: statistics.fmean(each[part][stage] for each in found) for stage in found[0][part]}
-        for part in ("call", "pass")
-    }
+    means = {part: _means([each[part] for each in found]) for part in ("call", "pass")}
     return {**means, "passes": statistics.fmean(each["passes"] for each in found)}

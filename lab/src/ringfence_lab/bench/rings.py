@@ -36,19 +36,17 @@ class Ring:
             listener.settimeout(_HANDSHAKE_SECONDS)
             store.set(f"{name}/{rank}", f"{host} {listener.getsockname()[1]}")
             there, port = store.get(f"{name}/{(rank + 1) % size}").decode().split()
-            forth = socket.create_connection((there, int(port)), timeout=_HANDSHAKE_SECONDS)
-            back, _ = listener.accept()
-        for stream in (forth, back):
+            self._out = socket.create_connection((there, int(port)), timeout=_HANDSHAKE_SECONDS)
+            self._in, _ = listener.accept()
+        for stream in (self._out, self._in):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream.settimeout(_HANDSHAKE_SECONDS)
-        self._out, self._in = self._secure(store, name, forth, back, folder)
+        self._secure(store, name, folder)
         for stream in (self._out, self._in):
             stream.setblocking(False)
 
-    def _secure(
-        self, store: Any, name: str, forth: socket.socket, back: socket.socket, folder: Path
-    ) -> tuple[socket.socket, socket.socket]:
-        return forth, back
+    def _secure(self, store: Any, name: str, folder: Path) -> None:
+        """Agree on keys over the connections to the next rank and from the previous one."""
 
     def close(self) -> None:
         self._out.close()
@@ -137,15 +135,12 @@ class Ring:
 class HopByHopRing(Ring):
     """A ring that seals each chunk as a whole for each hop. The key is fixed: only the time matters here."""
 
-    def _secure(
-        self, store: Any, name: str, forth: socket.socket, back: socket.socket, folder: Path
-    ) -> tuple[socket.socket, socket.socket]:
+    def _secure(self, store: Any, name: str, folder: Path) -> None:
         if self.rank == 0:
             store.set(f"{name}/key", secrets.token_hex(KEY_BYTES))
         self._cipher = AESGCM(bytes.fromhex(store.get(f"{name}/key").decode()))
         self._sealed_out = self._sealed_in = memoryview(bytearray())
         self._sent = self._received = 0
-        return forth, back
 
     def exchange(self, sent: memoryview, received: memoryview) -> None:
         room = max(len(sent), len(received)) + TAG_BYTES
@@ -165,16 +160,14 @@ class HopByHopRing(Ring):
 class TlsRing(Ring):
     """A ring over TLS 1.3 through Python's ssl, with certificates that both endpoints verify."""
 
-    def _secure(
-        self, store: Any, name: str, forth: socket.socket, back: socket.socket, folder: Path
-    ) -> tuple[socket.socket, socket.socket]:
+    def _secure(self, store: Any, name: str, folder: Path) -> None:
         """Rank 0 connects to the next rank first, the others accept first: otherwise all would wait."""
         client, server = _context(ssl.PROTOCOL_TLS_CLIENT, folder), _context(ssl.PROTOCOL_TLS_SERVER, folder)
         if self.rank == 0:
-            out = client.wrap_socket(forth)
-            return out, server.wrap_socket(back, server_side=True)
-        into = server.wrap_socket(back, server_side=True)
-        return client.wrap_socket(forth), into
+            self._out = client.wrap_socket(self._out)
+        self._in = server.wrap_socket(self._in, server_side=True)
+        if self.rank != 0:
+            self._out = client.wrap_socket(self._out)
 
     def _wait(self, writing: bool, reading: bool) -> None:
         """Return whether TLS has decrypted data, for which the socket is not readable."""
@@ -188,8 +181,8 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(folder / "tls.pem")
-    context.load_verify_locations(folder / "tls.pem")
+    context.load_cert_chain(folder / "ring.pem", folder / "ring.key")
+    context.load_verify_locations(folder / "ca.pem")
     return context
 
 

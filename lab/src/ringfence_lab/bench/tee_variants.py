@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,5 +25,4 @@ def tee_of(variant: str, figures: Mapping[str, float], dilation: float = 1.0) ->
 
 def figures_of(tee: Tee) -> dict[str, Any]:
     """Return the figures by name, without switches and dilation."""
-    found = dataclasses.asdict(tee)
-    return {name: found[name] for name in FIGURES}
+    return {name: getattr(tee, name) for name in FIGURES}

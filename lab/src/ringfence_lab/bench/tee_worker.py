@@ -11,16 +11,13 @@ import torch
 from ringfence.errors import RingfenceError
 from ringfence_lab import accelerator
 from ringfence_lab.bench import names
-from ringfence_lab.bench.channel import Message
+from ringfence_lab.bench.channel import Message, run_worker
 from ringfence_lab.bench.device import late_seconds, simulate_tee
-from ringfence_lab.bench.device_ring import DeviceRing, facts
+from ringfence_lab.bench.device_ring import DeviceRing
 from ringfence_lab.bench.operations import WrongResult
-from ringfence_lab.bench.worker import main
 
 _ATTEMPTS: Final = 5  # each with twice the dilation of the one before
-_MOVED: Final = (
-    0.02  # of the simulated time: by so much the devices' clock may move on because this machine is too slow
-)
+_MOVED: Final = 0.02  # of the simulated time: what the devices' clock may move on because this machine is too slow
 
 
 class MachineTooSlow(RingfenceError):
@@ -31,6 +28,7 @@ class RingWorker:
     """All devices of a machine in one process."""
 
     def __init__(self, config: Message) -> None:
+        torch.set_num_threads(1)
         self._count: int = config["devices"]
         accelerator.load(devices=self._count)
         self._device = torch.device(names.SIMULATED, 0)
@@ -39,7 +37,7 @@ class RingWorker:
         self._run: Callable[[float], float]
 
     def hello(self) -> Message:
-        return facts(self._count)
+        return {"device": {"type": names.SIMULATED, "name": f"{self._count} simulated devices in one process"}}
 
     def prepare_tee(self, steps: list[tuple[int, float]], tees: dict[str, Message], operation: str | None) -> Message:
         """Allocate the buckets and check, for every variant, that what is timed computes the right result.
@@ -118,4 +116,4 @@ class HostCopies:
 
 
 if __name__ == "__main__":
-    main(RingWorker)
+    run_worker(RingWorker)

@@ -3,44 +3,58 @@
 from __future__ import annotations
 
 import importlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ringfence.backend import RingfenceProcessGroup
+from ringfence.collectives import Table
 from ringfence.guard import plaintext_allowed
 from ringfence.session import Session
 from ringfence_lab.bench import names, operations
 from ringfence_lab.bench.byte_counts import Traffic
 from ringfence_lab.bench.device import CopiesBeside
-from ringfence_lab.bench.fixed_schedule import DoublingSession, RingSession, TreeSession
 from ringfence_lab.bench.operations import Tensors
 from ringfence_lab.bench.profile import ProfiledSession, Stages
 from ringfence_lab.bench.rings import HopByHopRing, Ring, TlsRing
 from ringfence_lab.bench.unsealed import UnsealedSession
 
-
-class Begun(Protocol):
-    """A collective that has begun."""
-
-    def is_completed(self) -> bool: ...
-    def wait(self) -> Any: ...
+_ALWAYS: Final = 1 << 62  # bytes
 
 
-class Variant(Protocol):
-    """A variant. `group` is None if it is not a process group."""
+class Variant:
+    """A variant. `group` is None if it is not a process group, `stages` if it has no clocks."""
 
-    group: Any
-    stages: Stages | None
+    group: Any = None
+    stages: Stages | None = None
 
-    def counted(self) -> Traffic | None: ...
-    def offers(self, operation: str) -> bool: ...
-    def run(self, operation: str, tensors: Tensors) -> None: ...
-    def begin(self, operation: str, tensors: Tensors) -> Begun: ...
+    def counted(self) -> Traffic | None:
+        """Return what this worker has sent in sealed frames and inside its machine; None if nobody counts it."""
+        return None
+
+    def offers(self, operation: str) -> bool:
+        """Return whether the variant has this collective."""
+        return True
+
+    def run(self, operation: str, tensors: Tensors) -> None:
+        """Execute a collective."""
+        raise NotImplementedError
+
+    def begin(self, operation: str, tensors: Tensors) -> Any:
+        """Begin a collective; return what has `is_completed` and `wait`."""
+        raise NotImplementedError
+
+
+class AloneVariant(Variant):
+    """A step without communication. It takes part in steps, not in collectives."""
+
+    def offers(self, operation: str) -> bool:
+        return False
 
 
 class Place(NamedTuple):
@@ -55,16 +69,13 @@ class Place(NamedTuple):
     device: torch.device | None = None  # of the tensors; None: the host
 
 
-class GroupVariant:
+class GroupVariant(Variant):
     """A process group of torch.distributed."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self._engine = group._session.engine if isinstance(group, RingfenceProcessGroup) else None
-        self.stages: Stages | None = getattr(self._engine, "stages", None)
-
-    def offers(self, operation: str) -> bool:
-        return True
+        self.stages = getattr(self._engine, "stages", None)
 
     def run(self, operation: str, tensors: Tensors) -> None:
         operations.call(operation, tensors, self.group)
@@ -73,7 +84,6 @@ class GroupVariant:
         return operations.call(operation, tensors, self.group, asynchronous=True)
 
     def counted(self) -> Traffic | None:
-        """Return what this worker has sent in sealed frames and inside its machine; None if nobody counts it."""
         if self._engine is None:
             return None
         peers = self._engine.counters().peers
@@ -113,23 +123,12 @@ class HostVariant(GroupVariant):
         self._copies.finish()
 
 
-class _Begun:
-    def __init__(self, future: Future[None]) -> None:
-        self.is_completed = future.done
-        self.wait = future.result
-
-
-class RingVariant:
+class RingVariant(Variant):
     """One of the rings of this benchmark."""
 
     def __init__(self, ring: Ring) -> None:
-        self.group = None
-        self.stages: Stages | None = None
         self.ring = ring
         self.thread = ThreadPoolExecutor(1)
-
-    def counted(self) -> None:
-        return None
 
     def offers(self, operation: str) -> bool:
         return operation != "all_to_all"  # it has two neighbours and no other connection
@@ -146,26 +145,23 @@ class RingVariant:
             case _:
                 self.ring.broadcast(whole)
 
-    def begin(self, operation: str, tensors: Tensors) -> Begun:
-        return _Begun(self.thread.submit(self.run, operation, tensors))
+    def begin(self, operation: str, tensors: Tensors) -> Any:
+        future = self.thread.submit(self.run, operation, tensors)
+        return SimpleNamespace(is_completed=future.done, wait=future.result)
 
 
-class AloneVariant:
-    """A step without communication. It takes part in steps, not in collectives."""
+class RingSession(Session):
+    """Sums everything in a ring. This and the next two check the choices of the selection table and of the planner."""
 
-    group = None
-    stages: Stages | None = None
+    table = Table(small=0, ring_slice=0)
 
-    def counted(self) -> None:
-        return None
 
-    def offers(self, operation: str) -> bool:
-        return False
+class TreeSession(Session):
+    table = Table(small=0, ring_slice=_ALWAYS >> 20)  # it is multiplied by the group's size
 
-    def run(self, operation: str, tensors: Tensors) -> NoReturn:
-        raise NotImplementedError("the variant without communication has no collectives")
 
-    begin = run
+class DoublingSession(Session):
+    table = Table(small=_ALWAYS)
 
 
 _SESSIONS: Final[dict[str, type[Session]]] = {

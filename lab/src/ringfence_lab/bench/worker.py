@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import signal
-import socket
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -21,17 +14,15 @@ import torch.distributed as dist
 from ringfence.guard import plaintext_allowed
 from ringfence.runtime import staging_times
 from ringfence_lab.bench import names, operations, replay, variants
-from ringfence_lab.bench.channel import Channel, Message
+from ringfence_lab.bench.channel import Message, run_worker
 from ringfence_lab.bench.device import facts as device_facts
 from ringfence_lab.bench.device import late_seconds, open_device, simulate, simulate_tee
+from ringfence_lab.bench.kernel_counters import bytes_sent, connections, peak_bytes, reset_peak, resident_bytes
 from ringfence_lab.bench.operations import Tensors
 from ringfence_lab.bench.profile import recorded_staging
-from ringfence_lab.bench.rss import peak_bytes, reset_peak, resident_bytes
-from ringfence_lab.bench.tcp_counters import bytes_sent, connections
 from ringfence_lab.bench.variants import HostVariant, Place, Variant
 
 _TIMEOUT: Final = timedelta(minutes=5)
-_PR_SET_PDEATHSIG: Final = 1
 _WARM_BYTES: Final = 4096
 _TIMES: Final = 3
 
@@ -40,6 +31,7 @@ class Worker:
     """One rank."""
 
     def __init__(self, config: Message) -> None:
+        torch.set_num_threads(1)
         self.rank, self.size = config["rank"], config["size"]
         store = dist.FileStore(config["store"], self.size)  # a file is reachable from every network namespace
         with plaintext_allowed():  # what the sealed ones are compared with
@@ -103,14 +95,15 @@ class Worker:
         run = self._run_busy if busy else self._run
         return {name: self._timed(name, repeats, run) for name, repeats in turns}
 
-    def _run(self, variant: Variant, repeats: int) -> None:
+    def _run(self, name: str, repeats: int) -> None:
+        variant = self.variants[name]
         tensors = self._tensors_of(variant)
         for _ in range(repeats):
             variant.run(self._operation, tensors)
 
-    def _run_busy(self, variant: Variant, repeats: int) -> None:
+    def _run_busy(self, name: str, repeats: int) -> None:
         """Compute in pure Python until the collective is done."""
-        counted = 0
+        variant, counted = self.variants[name], 0
         for _ in range(repeats):
             begun = variant.begin(self._operation, self._tensors)
             while not begun.is_completed():
@@ -118,7 +111,7 @@ class Worker:
                     counted += number
             begun.wait()
 
-    def _timed(self, name: str, repeats: int, run: Callable[[Variant, int], None]) -> Message:
+    def _timed(self, name: str, repeats: int, run: Callable[[str, int], None]) -> Message:
         variant = self.variants[name]
         if variant.stages is not None:
             variant.stages.start()
@@ -127,7 +120,7 @@ class Worker:
         dist.barrier()
         late = late_seconds(self._device)
         cpu, start = time.process_time_ns(), time.perf_counter_ns()
-        run(variant, repeats)
+        run(name, repeats)
         seconds, cpu = (time.perf_counter_ns() - start) / 1e9, time.process_time_ns() - cpu
         stages = variant.stages.stop() if variant.stages is not None else None
         dist.barrier()  # what others still had to receive is on the wire now
@@ -139,6 +132,16 @@ class Worker:
         if stages and self._device is not None:
             measured["staging"] = recorded_staging()
         return {**measured, "stages": stages} if stages else measured
+
+    def calls(self, name: str, count: int) -> list[float]:
+        """Return the seconds of single calls, each of which all workers begin together."""
+        taken = []
+        for _ in range(count):
+            dist.barrier()
+            start = time.perf_counter()
+            self.variants[name].run(self._operation, self._tensors)
+            taken.append(time.perf_counter() - start)
+        return taken
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -174,12 +177,7 @@ class Worker:
     # -- training, real or replayed ----------------------------------------------------------------------------------
 
     def prepare_training(
-        self,
-        model: str,
-        strategy: str,
-        bucket_mb: float | None,
-        wire: str = "float32",
-        only: list[str] | None = None,
+        self, model: str, strategy: str, bucket_mb: float | None, wire: str = "float32", only: list[str] | None = None
     ) -> Message:
         """Build the model once for each variant; return facts about it."""
         from ringfence_lab.bench import training
@@ -195,8 +193,11 @@ class Worker:
         self._steps.clear()
         memory = replay.Memory([size for size, _ in steps], wire)
         chosen = self._chosen(only)
-        whole = Tensors(memory.largest, memory.largest[:0], memory.largest[:0])
-        self._check("all_reduce", whole, [name for name, variant in chosen.items() if variant.offers("all_reduce")])
+        self._check(
+            "all_reduce",
+            memory.tensors(memory.largest),
+            [name for name, variant in chosen.items() if variant.offers("all_reduce")],
+        )
         compute = replay.Busy if busy else replay.Idle
         seconds = [each for _, each in steps]
         self._steps = {name: replay.step(variant, memory, seconds, compute) for name, variant in chosen.items()}
@@ -208,26 +209,22 @@ class Worker:
         self._steps.clear()
         self._simulates_tee = True
         memory = replay.Memory([size for size, _ in steps], "float32", self._device)
-        whole = Tensors(memory.largest, memory.largest[:0], memory.largest[:0])
         for name, settings in tees.items():
-            tee = simulate_tee({**settings, "dilation": 1.0})
-            self._check("all_reduce", whole, [name])
+            simulate_tee({**settings, "dilation": 1.0})
+            self._check("all_reduce", memory.tensors(memory.largest), [name])
             tee = simulate_tee(settings)
             seconds = [each * tee.dilation for _, each in steps]
-            self._steps[name] = replay.device_step(self.variants[name], memory, seconds)
+            self._steps[name] = replay.step(self.variants[name], memory, seconds, replay.OnDevice)
         return {"variants": list(tees)}
 
     def train(self, turns: list[tuple[str, int]]) -> Message:
         """Time the given number of steps of every variant in turn."""
 
-        def steps(name: str) -> Callable[[Variant, int], None]:
-            def run(variant: Variant, repeats: int) -> None:
-                for _ in range(repeats):
-                    self._steps[name]()
+        def run(name: str, repeats: int) -> None:
+            for _ in range(repeats):
+                self._steps[name]()
 
-            return run
-
-        return {name: self._timed(name, repeats, steps(name)) for name, repeats in turns}
+        return {name: self._timed(name, repeats, run) for name, repeats in turns}
 
     def record(self, name: str, steps: int, folder: str) -> Message:
         """Record steps of a variant with torch.profiler, one file for each rank; return its path."""
@@ -245,34 +242,5 @@ class Worker:
         return {"path": path}
 
 
-def serve(worker: object, channel: Channel) -> None:
-    """Execute commands until the other endpoint closes the connection."""
-    while (message := channel.receive()) is not None:
-        command = getattr(worker, message.pop("do"))
-        channel.send({"done": command(**message)})
-
-
-def main(make: Callable[[Message], object] = Worker) -> None:
-    """Run the process of a worker, whose commands are the methods of what `make` returns for its configuration."""
-    config = json.loads(sys.argv[1])
-    _end_with(config["parent"])
-    torch.set_num_threads(1)
-    channel = Channel(socket.socket(fileno=config["channel"]))
-    try:
-        serve(make(config), channel)
-    except Exception as error:
-        traceback.print_exc()
-        channel.send({"error": f"{type(error).__name__}: {error}"})
-    sys.stderr.flush()
-    os._exit(0)  # nothing that a benchmark leaves behind is worth an orderly goodbye between its ranks
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent ends: a worker that waits in a collective would not notice otherwise."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_worker(Worker)

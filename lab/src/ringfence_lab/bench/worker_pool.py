@@ -11,22 +11,22 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from ringfence import own_process
+from ringfence.cli.dev_ca import Authority
 from ringfence.errors import RingfenceError
 from ringfence.private_files import new_secret_file
 from ringfence.runtime import staging_times
 from ringfence.settings import inherited
-from ringfence_lab.bench.certificate import write_certificate
 from ringfence_lab.bench.channel import Channel, Message
 
 _ANSWER_SECONDS: Final = 600.0
 _LEAVING_SECONDS: Final = 5.0
 _LOG_BYTES: Final = 2000
-_WORKER: Final = "ringfence_lab.bench.worker"
-_RINGS: Final = "ringfence_lab.bench.tee_worker"
+TRANSPORTS: Final = "ringfence_lab.bench.worker"  # modules that workers run
+RINGS: Final = "ringfence_lab.bench.tee_worker"
+JOINS: Final = "ringfence_lab.bench.admission_processes"
 
 
 class BenchError(RingfenceError):
@@ -47,23 +47,27 @@ class Placement(NamedTuple):
 class WorkerPool:
     """One worker process for each placement. A context manager: leaving it ends the workers.
 
-    With a `device`, such as "sim" or "cuda", the variants are those on device tensors. With a number of `devices`, each
-    worker has so many simulated ones, and the variants are rings between them.
+    With a `device`, such as "sim" or "cuda", the variants are those on device tensors. Workers run `module`; other `settings`
+    are for it.
     """
 
     def __init__(
-        self, placements: Sequence[Placement], variants: Sequence[str], device: str | None = None, devices: int = 0
+        self,
+        placements: Sequence[Placement],
+        variants: Sequence[str] = (),
+        device: str | None = None,
+        module: str = TRANSPORTS,
+        **settings: Any,
     ) -> None:
         self.size = len(placements)
-        self._device = device
-        self._devices = devices
-        self.variants = list(variants)
+        self._module = module
+        self._settings = {"variants": list(variants), "device": device, **settings}
         self._temporary = tempfile.TemporaryDirectory(prefix="ringfence-bench-")
         self._folder = Path(self._temporary.name)
         self._workers: list[tuple[subprocess.Popen[bytes], Channel]] = []
         try:
             new_secret_file(self._folder / "secret")
-            write_certificate(self._folder / "tls.pem")
+            Authority.open_or_make(self._folder, None, "bench.example").issue(["ring"], days=1)
             for rank, placement in enumerate(placements):
                 self._workers.append(self._start(rank, placement))
             self.facts = self.tell("hello")[0]
@@ -80,9 +84,7 @@ class WorkerPool:
             "store": str(self._folder / "store"),
             "host": placement.host,
             "folder": str(self._folder),
-            "variants": self.variants,
-            "device": self._device,
-            "devices": self._devices,
+            **self._settings,
             "channel": theirs.fileno(),
             "parent": os.getpid(),
         }
@@ -98,7 +100,7 @@ class WorkerPool:
         with theirs, self._log(rank).open("wb") as log:
             # A session of its own: Ctrl-C reaches the benchmark only, which then ends its workers.
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                [*placement.prefix, *own_process.command(_RINGS if self._devices else _WORKER, json.dumps(config))],
+                [*placement.prefix, *own_process.command(self._module, json.dumps(config))],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -158,9 +160,7 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -177,37 +177,32 @@ class WorkerPool:
 
 
 def _together(measured: Sequence[Message]) -> Message:
-    repeats = measured[0]["repeats"]
-    whole: Message = {
-        "seconds": max(each["seconds"] for each in measured) / repeats,
-        "cpu": sum(each["cpu"] for each in measured) / repeats,
-        "sent": sum(each["sent"] for each in measured) / repeats,
-        "repeats": repeats,
-    }
-    if "counted" in measured[0]:  # sealed, as frames, and inside machines (byte_counts.Traffic)
+    """Combine what the ranks measured of one variant into a sample."""
+    first, repeats = measured[0], measured[0]["repeats"]
+
+    def total(name: str) -> Any:
+        return sum(each[name] for each in measured) / repeats
+
+    slowest = max(each["seconds"] for each in measured) / repeats
+    whole: Message = {"seconds": slowest, "cpu": total("cpu"), "sent": total("sent"), "repeats": repeats}
+    if "counted" in first:  # sealed, as frames, and inside machines (byte_counts.Traffic)
         columns = zip(*(each["counted"] for each in measured), strict=True)
         whole["counted"] = [sum(column) / repeats for column in columns]
-    if "late" in measured[0]:
-        whole["late"] = sum(each["late"] for each in measured) / repeats
-        if "dilation" in measured[0]:
-            whole["dilation"] = measured[0]["dilation"]
+    if "late" in first:
+        whole["late"] = total("late")
+        whole |= {name: first[name] for name in ("dilation",) if name in first}
         whole["wall"] = max(each["wall"] for each in measured) / repeats
-    if "stages" in measured[0]:
+    if "stages" in first:
         everywhere = sum(each["seconds"] for each in measured)
-        stages = {stage: sum(each["stages"][stage] for each in measured) / 1e9 for stage in measured[0]["stages"]}
+        stages = {stage: sum(each["stages"][stage] for each in measured) / 1e9 for stage in first["stages"]}
         stages["rest"] = max(0.0, everywhere - sum(stages.values()))
         whole["mean"] = everywhere / len(measured) / repeats  # what the shares are shares of
         whole["stages"] = {stage: seconds / everywhere for stage, seconds in stages.items()}
-    if measured[0].get("staging"):
-        whole["staging"] = _staging([each["staging"] for each in measured])
+    if first.get("staging"):  # seconds of one call by stage, and of one pass, as means over all ranks
+        spent = {name: sum(each["staging"][name] for each in measured) for name in first["staging"]}
+        whole["staging"] = {
+            "call": {stage: spent[stage] / spent["calls"] / 1e9 for stage in staging_times.CALL_STAGES},
+            "pass": {stage: spent[stage] / spent["passes"] / 1e9 for stage in staging_times.PASS_STAGES},
+            "passes": spent["passes"] / spent["calls"],
+        }
     return whole
-
-
-def _staging(measured: Sequence[Message]) -> Message:
-    """Seconds of one call by stage, and of one pass, as means over all ranks; and the passes of a call."""
-    total = {name: sum(each[name] for each in measured) for name in measured[0]}
-    return {
-        "call": {stage: total[stage] / total["calls"] / 1e9 for stage in staging_times.CALL_STAGES},
-        "pass": {stage: total[stage] / total["passes"] / 1e9 for stage in staging_times.PASS_STAGES},
-        "passes": total["passes"] / total["calls"],
-    }

@@ -8,23 +8,22 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
+from ringfence.cli.terminal import wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names
 from ringfence_lab.bench.units import bytes_of
-from ringfence_lab.cli import bench_admission, bench_device
+from ringfence_lab.cli import bench_admission
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence_lab.bench.link import LinkResult
     from ringfence_lab.bench.measure import Setup
-    from ringfence_lab.bench.memory_use import MemoryResult
-    from ringfence_lab.bench.results import Result
 
 DESCRIPTION = """\
 Time collectives, or training steps, on plaintext Gloo, on ringfence and on other implementations of sealing. The variants
@@ -34,9 +33,17 @@ resolution of the measurement.
 Raw samples are appended to a folder. The same command continues where it was stopped, and only prints if nothing is missing.
 """
 
-VARIANTS = "variants:\n" + "\n".join(f"  {name:20} {what}" for name, what in names.VARIANTS.items())
 
-COLLECTIVES_EXAMPLES = """\
+def _variants_text(known: Mapping[str, str]) -> str:
+    return "\n".join(f"  {name:20} {what}" for name, what in known.items())
+
+
+VARIANTS = f"variants:\n{_variants_text(names.VARIANTS)}\n"
+
+COLLECTIVES_EXAMPLES = f"""\
+
+variants with --device:
+{_variants_text(names.DEVICE_VARIANTS)}
 
 examples:
   ringfence bench collectives
@@ -65,6 +72,16 @@ examples:
   ringfence bench link --segments 256KiB,512KiB --threads 1,2,4
 """
 
+LATENCY_DESCRIPTION = """\
+Time single calls of all-reduce between two workers, each after a barrier, and the same calls back to back. Medians and
+percentiles show what the means of `ringfence bench collectives` hide: a few calls of Gloo take very long.
+"""
+
+LATENCY_EXAMPLES = """\
+examples:
+  ringfence bench latency --json > call-latency.json
+"""
+
 MEMORY_DESCRIPTION = """\
 The most memory that an all-reduce takes beyond the tensor itself, for each worker and for each of its links.
 """
@@ -77,97 +94,102 @@ examples:
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `bench collectives`, `train`, `link`, `memory` and `admission` to the command line."""
+    """Add `bench collectives`, `train`, `link`, `memory`, `latency` and `admission` to the command line."""
     bench = commands.add_parser("bench", help=LAB["bench"], description=DESCRIPTION)
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
-    collectives = _add(
-        kinds, "collectives", "single collectives by size", "\n" + bench_device.VARIANTS + "\n" + COLLECTIVES_EXAMPLES
-    )
-    collectives.add_argument("--ops", type=_listed(_name_of(names.OPERATIONS)), default=["all_reduce"], metavar="OP,…")
-    collectives.add_argument(
-        "--sizes",
-        type=_listed(size_of),
-        default=_listed(size_of)("4KiB,64KiB,1MiB,25MiB,100MiB"),
-        metavar="SIZE,…",
-        help="default: 4KiB,64KiB,1MiB,25MiB,100MiB",
-    )
+    _add_collectives(kinds)
+    _add_train(kinds)
+    link = _add(kinds, "link", run_link, "sealing and opening on several threads", LINK_EXAMPLES, LINK_DESCRIPTION)
+    _add_list(link, "--segments", bytes_of, "16KiB,64KiB,256KiB,512KiB", "SIZE")
+    cores = ",".join(map(str, range(1, len(os.sched_getaffinity(0)) + 1)))
+    _add_list(link, "--threads", positive(int), cores, "N", "default: 1 to the number of cores")
+    _add_folder(link, rounds=9)
+    memory = _add(kinds, "memory", run_memory, "memory beyond the tensors", MEMORY_EXAMPLES, MEMORY_DESCRIPTION)
+    _add_list(memory, "--sizes", bytes_of, "25MiB,100MiB,400MiB", "SIZE")
+    _add_list(memory, "--workers", positive(int), "2,4", "N")
+    _add_list(memory, "--variants", name_of(names.VARIANTS), ",".join(names.DEFAULT_MEMORY), "NAME")
+    _add_folder(memory, rounds=3)
+    latency = _add(kinds, "latency", run_latency, "single calls", LATENCY_EXAMPLES, LATENCY_DESCRIPTION)
+    _add_rounds(latency, rounds=15)
+    bench_admission.add_to(kinds)
+
+
+def _add_collectives(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    collectives = _add(kinds, "collectives", run_collectives, "single collectives by size", COLLECTIVES_EXAMPLES)
+    _add_list(collectives, "--ops", name_of(names.OPERATIONS), "all_reduce", "OP", None)
+    _add_list(collectives, "--sizes", bytes_of, "4KiB,64KiB,1MiB,25MiB,100MiB", "SIZE")
     collectives.add_argument(
         "--busy", action="store_true", help="the caller computes in pure Python meanwhile (all_reduce)"
     )
     collectives.add_argument("--profile", action="store_true", help="say where the time goes, stage by stage")
-    bench_device.add_to(collectives)
-    _add_common(collectives, names.DEFAULT_VARIANTS, rounds=15, known={**names.VARIANTS, **names.DEVICE_VARIANTS})
+    collectives.add_argument(
+        "--device",
+        choices=names.DEVICES,
+        help="where the tensors are; sim is simulated and needs a C++ compiler. Default: the host",
+    )
+    collectives.add_argument(
+        "--copy-rate",
+        type=listed(positive(float)),
+        default=[0.0],
+        metavar="GB/S,…",
+        help="of the simulated device, in each direction; default: as fast as the machine",
+    )
+    collectives.add_argument(
+        "--confidential", action="store_true", help="the simulated device copies as GPUs in confidential mode do"
+    )
+    _add_common(collectives, names.DEFAULT_VARIANTS, str, rounds=15)
     collectives.set_defaults(variants=None)  # they depend on the device
-    collectives.set_defaults(run=run_collectives)
-    train = _add(kinds, "train", "training steps of real models", TRAIN_EXAMPLES)
-    train.add_argument("--models", type=_listed(_name_of(names.MODELS)), default=["gpt2"], metavar="MODEL,…")
-    train.add_argument(
-        "--bucket-cap-mb",
-        type=_listed(_bucket),
-        default=[None],
-        metavar="MIB,…",
-        help="of DDP; `default` (the default) leaves it to DDP: 25, after a first bucket of 1",
-    )
+
+
+def _add_train(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    train = _add(kinds, "train", run_train, "training steps of real models", TRAIN_EXAMPLES)
+    _add_list(train, "--models", name_of(names.MODELS), "gpt2", "MODEL", None)
+    cap = "of DDP; `default` (the default) leaves it to DDP: 25, after a first bucket of 1"
+    _add_list(train, "--bucket-cap-mb", _bucket, "default", "MIB", cap)
     train.add_argument("--strategy", choices=names.STRATEGIES, default="ddp")
-    _add_common(train, names.DEFAULT_TRAINING, rounds=7)
-    train.set_defaults(run=run_train)
-    _add_link(kinds)
-    _add_memory(kinds)
-    bench_admission.add_to(kinds)
-
-
-def _add_link(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    link = _add(kinds, "link", "sealing and opening on several threads", LINK_EXAMPLES, LINK_DESCRIPTION)
-    sizes = "16KiB,64KiB,256KiB,512KiB"
-    link.add_argument(
-        "--segments", type=_listed(size_of), default=_listed(size_of)(sizes), metavar="SIZE,…", help=f"default: {sizes}"
-    )
-    threads = list(range(1, len(os.sched_getaffinity(0)) + 1))
-    link.add_argument(
-        "--threads",
-        type=_listed(_positive(int)),
-        default=threads,
-        metavar="N,…",
-        help="default: 1 to the number of cores",
-    )
-    _add_folder(link, rounds=9)
-    link.set_defaults(run=run_link)
-
-
-def _add_memory(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    memory = _add(kinds, "memory", "memory beyond the tensors", MEMORY_EXAMPLES, MEMORY_DESCRIPTION)
-    sizes = "25MiB,100MiB,400MiB"
-    memory.add_argument(
-        "--sizes", type=_listed(size_of), default=_listed(size_of)(sizes), metavar="SIZE,…", help=f"default: {sizes}"
-    )
-    _add_workers(memory, names.DEFAULT_MEMORY)
-    _add_folder(memory, rounds=3)
-    memory.set_defaults(run=run_memory)
+    _add_common(train, names.DEFAULT_TRAINING, name_of(names.VARIANTS), rounds=7)
 
 
 def _add(
     kinds: _SubParsersAction[argparse.ArgumentParser],
     name: str,
+    run: Callable[[argparse.Namespace], int],
     summary: str,
     examples: str,
     description: str = DESCRIPTION,
 ) -> argparse.ArgumentParser:
-    return kinds.add_parser(
+    parser = kinds.add_parser(
         name,
         help=summary,
         description=description,
-        epilog=VARIANTS + "\n" + examples if description is DESCRIPTION else examples,
+        epilog=VARIANTS + examples if description is DESCRIPTION else examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_list(
+    parser: argparse.ArgumentParser,
+    option: str,
+    parse: Callable[[str], Any],
+    default: str,
+    what: str,
+    text: str | None = "default: {}",
+) -> None:
+    """Add an option that takes a list of values, whose default is in its help unless `text` says otherwise."""
+    help_text = text and text.format(default)
+    parser.add_argument(option, type=listed(parse), default=default, metavar=f"{what},…", help=help_text)
 
 
 def _add_common(
-    parser: argparse.ArgumentParser, variants: Sequence[str], rounds: int, known: Mapping[str, str] = names.VARIANTS
+    parser: argparse.ArgumentParser, variants: Sequence[str], parse: Callable[[str], str], rounds: int
 ) -> None:
-    _add_workers(parser, variants, known)
+    _add_list(parser, "--workers", positive(int), "2,4", "N")
+    _add_list(parser, "--variants", parse, ",".join(variants), "NAME")
     parser.add_argument(
         "--hosts",
-        type=_count,
+        type=lambda text: 0 if text == "0" else positive(int)(text),
         default=0,
         metavar="N",
         help="spread workers over N machines, which are network namespaces (needs root). Workers of one machine share memory. "
@@ -177,40 +199,61 @@ def _add_common(
     _add_folder(parser, rounds)
 
 
-def _add_workers(
-    parser: argparse.ArgumentParser, variants: Sequence[str], known: Mapping[str, str] = names.VARIANTS
-) -> None:
-    parser.add_argument("--workers", type=_listed(_positive(int)), default=[2, 4], metavar="N,…", help="default: 2,4")
-    parser.add_argument(
-        "--variants",
-        type=_listed(_name_of(known)),
-        default=list(variants),
-        metavar="NAME,…",
-        help=f"default: {','.join(variants)}",
-    )
-
-
 def _add_folder(parser: argparse.ArgumentParser, rounds: int) -> None:
-    parser.add_argument("--rounds", type=_positive(int), default=rounds, metavar="N", help=f"default: {rounds}")
+    _add_rounds(parser, rounds)
     parser.add_argument(
         "--results", type=Path, default=Path("bench-results"), metavar="DIR", help="default: bench-results"
     )
+
+
+def _add_rounds(parser: argparse.ArgumentParser, rounds: int) -> None:
+    parser.add_argument("--rounds", type=positive(int), default=rounds, metavar="N", help=f"default: {rounds}")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
 
 
 def run_collectives(options: argparse.Namespace) -> int:
     """Run `ringfence bench collectives`."""
     if options.busy and options.ops != ["all_reduce"]:
         raise ConfigurationError("--busy is for all_reduce: Gloo ends other operations only when they are waited for")
-    chosen = bench_device.variants_of(options, names.DEFAULT_VARIANTS)
-    variants = [*chosen, *([names.PROFILED] if options.profile else [])]
-    cases = [
+    variants = [*_collective_variants(options), *([names.PROFILED] if options.profile else [])]
+    cases: list[dict[str, Any]] = [
         {"kind": "collective", "operation": operation, "size": size, "workers": workers, "busy": options.busy}
         for workers in options.workers
         for operation in options.ops
         for size in options.sizes
     ]
-    return _measure(options, variants, bench_device.cases_of(options, cases))
+    if options.device is not None:
+        about = {"device": options.device, "confidential": options.confidential}
+        cases = [{**case, **about, "copy_rate": rate * 1e9} for case in cases for rate in options.copy_rate]
+    return _measure(options, variants, cases)
+
+
+def _collective_variants(options: argparse.Namespace) -> list[str]:
+    """Return the variants to compare, those of the baseline first.
+
+    Raises ConfigurationError if one does not exist for these tensors, or an option is for others.
+    """
+    if options.device != names.SIMULATED and (options.confidential or any(options.copy_rate)):
+        raise ConfigurationError("--copy-rate and --confidential are for the simulated device: add --device sim")
+    if options.device is None:
+        return _known(options.variants or names.DEFAULT_VARIANTS, names.VARIANTS, "host tensors")
+    if options.busy:
+        raise ConfigurationError("--busy is for host tensors: leave out --device")
+    chosen = _known(options.variants or names.DEFAULT_ON_DEVICE, names.DEVICE_VARIANTS, f"tensors on {options.device}")
+    for name in names.CUDA_VARIANTS:
+        if name in chosen and options.device != "cuda":
+            raise ConfigurationError(f"{name} does not know tensors on {options.device}: leave it out of --variants")
+    return list(dict.fromkeys((*names.HOST, *chosen)))
+
+
+def _known(chosen: Sequence[str], known: Mapping[str, str], where: str) -> list[str]:
+    for name in chosen:
+        if name not in known:
+            raise ConfigurationError(f"--variants: {name!r} is none of {', '.join(known)}, which there are for {where}")
+    return list(chosen)
 
 
 def run_train(options: argparse.Namespace) -> int:
@@ -226,6 +269,32 @@ def run_train(options: argparse.Namespace) -> int:
     return _measure(options, options.variants, cases)
 
 
+def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequence[Mapping[str, Any]]) -> int:
+    from ringfence_lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
+    from ringfence_lab.bench.lower_bound import recorded_costs, recorded_lower_bound
+    from ringfence_lab.bench.measure import measure
+    from ringfence_lab.bench.result_table import results_text
+    from ringfence_lab.bench.results import result
+
+    if options.rate and not options.hosts:
+        raise ConfigurationError("--rate limits the links between hosts: give their number with --hosts")
+    if min(options.workers) < max(2, options.hosts):
+        raise ConfigurationError("at least two workers, and one for each host, are needed")
+    _prepare_workers()
+    all_variants = dict.fromkeys((*names.baseline(cases[0]), *variants))  # without the baseline there is no ratio
+    setup, facts = _setup(options, tuple(all_variants)), machine.facts()
+    on_host = setup.device is None  # the lower bound knows no copies between host and device
+    costs = recorded_costs(setup, facts) if names.PROFILED in all_variants and on_host else {}
+    results = [result(measured) for measured in measure(setup, cases, facts)]
+    bounds = [recorded_lower_bound(setup, facts, each.case, costs) if costs else None for each in results]
+    lines = [{**each.as_json(), "lower_bound_cpu_seconds": bound} for each, bound in zip(results, bounds, strict=True)]
+    text = results_text(results, bounds)
+    if costs:
+        stages = ", ".join(f"{stage} {cost:.3f}" for stage, cost in costs.items())
+        text += "\n" + wrap(f"one core, ns per byte: {stages}")
+    return _print(options, {"machine": facts, "stage_ns_per_byte": costs, "results": lines}, text)
+
+
 def run_link(options: argparse.Namespace) -> int:
     """Run `ringfence bench link`."""
     from ringfence_lab.bench import link, machine
@@ -233,38 +302,44 @@ def run_link(options: argparse.Namespace) -> int:
     facts = machine.facts()
     measured = link.measure(_setup(options, ()), options.segments, options.threads, facts)
     results = [link.result(each) for each in measured]
-    _print_plainly(options, facts, results, link.results_text(results))
-    return 0
+    document = {"machine": facts, "results": [each.as_json() for each in results]}
+    return _print(options, document, link.results_text(results))
 
 
 def run_memory(options: argparse.Namespace) -> int:
     """Run `ringfence bench memory`."""
-    from ringfence_lab.bench import machine
-    from ringfence_lab.bench import memory_use as memory
+    from ringfence_lab.bench import machine, memory_use
 
     if min(options.workers) < 2:
         raise ConfigurationError("at least two workers are needed")
-    requirements.workers()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _prepare_workers()
     facts = machine.facts()
-    measured = memory.measure(_setup(options, options.variants), options.sizes, options.workers, facts)
-    results = [memory.result(each) for each in measured]
-    _print_plainly(options, facts, results, memory.results_text(results))
-    return 0
+    measured = memory_use.measure(_setup(options, options.variants), options.sizes, options.workers, facts)
+    results = [memory_use.result(each) for each in measured]
+    document = {"machine": facts, "results": [asdict(each) for each in results]}
+    return _print(options, document, memory_use.results_text(results))
+
+
+def run_latency(options: argparse.Namespace) -> int:
+    """Run `ringfence bench latency`."""
+    from ringfence_lab.bench import latency, machine
+
+    _prepare_workers()
+    results, facts = latency.measure(options.rounds), machine.facts()
+    about = {"command": "ringfence bench latency", "date": machine.now(), "machine": facts, "rounds": options.rounds}
+    return _print(options, {**about, "sizes": results}, latency.results_text(results))
+
+
+def _prepare_workers() -> None:
+    requirements.workers()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends workers and namespaces as Ctrl-C does
 
 
 def _setup(options: argparse.Namespace, variants: Sequence[str]) -> Setup:
     from ringfence_lab.bench.measure import Setup
 
-    return Setup(
-        variants=tuple(variants),
-        rounds=options.rounds,
-        results=options.results,
-        command=_command(sys.argv[1:]),
-        hosts=getattr(options, "hosts", 0),
-        rate=getattr(options, "rate", None),
-        device=getattr(options, "device", None),
-    )
+    optional = {name: getattr(options, name) for name in ("hosts", "rate", "device") if hasattr(options, name)}
+    return Setup(tuple(variants), options.rounds, options.results, _command(sys.argv[1:]), **optional)
 
 
 def _command(arguments: Sequence[str]) -> str:
@@ -279,116 +354,48 @@ def _command(arguments: Sequence[str]) -> str:
     return " ".join(["ringfence", *kept])
 
 
-def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequence[Mapping[str, Any]]) -> int:
-    from ringfence_lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
-    from ringfence_lab.bench.measure import Measurement
-    from ringfence_lab.bench.results import result
-
-    if options.rate and not options.hosts:
-        raise ConfigurationError("--rate limits the links between hosts: give their number with --hosts")
-    if min(options.workers) < max(2, options.hosts):
-        raise ConfigurationError("at least two workers, and one for each host, are needed")
-    requirements.workers()
-    all_variants = dict.fromkeys((*names.baseline(cases[0]), *variants))  # without the baseline there is no ratio
-    setup = _setup(options, tuple(all_variants))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends workers and namespaces as Ctrl-C does
-    facts = machine.facts()
-    on_host = setup.device is None  # the lower bound knows no copies between host and device
-    costs = _stage_costs(setup, facts) if names.PROFILED in all_variants and on_host else {}
-    results = [result(measured) for measured in Measurement(setup, cases, facts).run()]
-    lower_bounds = _lower_bounds(setup, facts, results, costs) if costs else {}
-    _print(options, results, facts, costs, lower_bounds)
-    return 0
-
-
-def _stage_costs(setup: Setup, facts: Mapping[str, Any]) -> dict[str, float]:
-    from ringfence_lab.bench.lower_bound import recorded_costs
-
-    return recorded_costs(setup, facts)
-
-
-def _print(
-    options: argparse.Namespace,
-    results: Sequence[Result],
-    facts: Mapping[str, Any],
-    costs: dict[str, float],
-    lower_bounds: dict[int, float],
-) -> None:
-    from ringfence_lab.bench.result_table import results_text
-    from ringfence_lab.tables import paragraph
-
-    if options.json:
-        lines = [
-            {**each.as_json(), "lower_bound_cpu_seconds": lower_bounds.get(index)} for index, each in enumerate(results)
-        ]
-        document = {"machine": facts, "stage_ns_per_byte": costs, "results": lines}
-        print(json.dumps(document, indent=2))
-        return
-    print(results_text(results, facts, lower_bounds))
-    if costs:
-        print(paragraph("one core, ns per byte: " + ", ".join(f"{stage} {cost:.3f}" for stage, cost in costs.items())))
-    print(f"samples: {options.results}")
-
-
-def _print_plainly(
-    options: argparse.Namespace, facts: Mapping[str, Any], results: Sequence[LinkResult | MemoryResult], text: str
-) -> None:
+def _print(options: argparse.Namespace, document: Mapping[str, Any], text: str) -> int:
+    """Print the results as JSON, or as text with the machine and the folder of their samples."""
     from ringfence_lab.bench.result_table import machine_text
 
     if options.json:
-        print(json.dumps({"machine": facts, "results": [each.as_json() for each in results]}, indent=2))
-        return
-    print("\n".join([machine_text(facts), "", text, f"samples: {options.results}"]))
-
-
-def _lower_bounds(
-    setup: Setup, facts: Mapping[str, Any], results: Sequence[Result], costs: dict[str, float]
-) -> dict[int, float]:
-    from ringfence_lab.bench.lower_bound import recorded_lower_bound
-
-    return {index: recorded_lower_bound(setup, facts, each.case, costs) for index, each in enumerate(results)}
+        print(json.dumps(document, indent=2))
+    else:
+        print(f"{machine_text(document['machine'])}\n\n{text}")
+        if hasattr(options, "results"):
+            print(f"samples: {options.results}")
+    return 0
 
 
 # -- arguments ------------------------------------------------------------------------------------------------------
 
 
-def size_of(text: str) -> int:
-    """ "25MiB" in bytes."""
-    try:
-        return bytes_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return a function that parses values separated by commas."""
 
-
-def _listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     def parse_all(text: str) -> list[Any]:
-        return [parse(each.strip()) for each in text.split(",")]
+        try:
+            return [parse(each.strip()) for each in text.split(",")]
+        except (ValueError, ConfigurationError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse_all
 
 
-def _name_of(known: Mapping[str, object] | Sequence[str]) -> Callable[[str], str]:
+def name_of(known: Mapping[str, object] | Sequence[str]) -> Callable[[str], str]:
+    """Return a function that takes one of these names."""
+
     def parse(text: str) -> str:
         if text not in known:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
+            raise ValueError(f"{text!r} is none of {', '.join(known)}")
         return text
 
     return parse
 
 
-def _bucket(text: str) -> float | None:
-    """A size in MiB; None is DDP's own."""
-    size: float | None = None if text == "default" else _positive(float)(text)
-    return size
+def positive(number: type[int] | type[float]) -> Callable[[str], Any]:
+    """Return a function that takes a positive number of this type."""
 
-
-def _count(text: str) -> int:
-    """A whole number; 0 is none."""
-    value: int = 0 if text == "0" else _positive(int)(text)
-    return value
-
-
-def _positive(number: type[int] | type[float]) -> Callable[[str], Any]:
     def parse(text: str) -> int | float:
         try:
             value = number(text)
@@ -399,3 +406,9 @@ def _positive(number: type[int] | type[float]) -> Callable[[str], Any]:
         return value
 
     return parse
+
+
+def _bucket(text: str) -> float | None:
+    """A size in MiB; None is DDP's own."""
+    size: float | None = None if text == "default" else positive(float)(text)
+    return size

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ringfence.cli.terminal import table, wrap
 from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -49,12 +49,8 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--workers", type=_sizes, default=[64, 256, 1024], metavar="N,…", help="in memory; default: 64,256,1024"
     )
-    parser.add_argument(
-        "--proof",
-        choices=("secret", "certificate"),
-        default="secret",
-        help="of workers in memory; default: secret",
-    )
+    proofs = ("secret", "certificate")
+    parser.add_argument("--proof", choices=proofs, default="secret", help="of workers in memory; default: secret")
     parser.add_argument(
         "--verifiers",
         type=int,
@@ -75,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     from ringfence_lab.bench.admission import admit, predict
     from ringfence_lab.bench.admission_processes import measure
     from ringfence_lab.bench.result_table import machine_text
-    from ringfence_lab.tables import paragraph, status
+    from ringfence_lab.progress import status
 
     if not 0 <= options.processes <= _MOST_PROCESSES or not 1 <= options.rounds <= 1000:
         raise ConfigurationError(f"--processes goes up to {_MOST_PROCESSES}, --rounds from 1 to 1000")
@@ -90,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         document = {
             "machine": facts,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "date": machine.now()[:10],
             "proof": options.proof,
             "groups": [cost.as_json() for cost in costs],
             "predicted": [cost.as_json() for cost in predicted],
@@ -102,28 +98,19 @@ def run(options: argparse.Namespace) -> int:
     print(machine_text(facts))
     print(_costs_text(costs, predicted, checked))
     if joins is not None:
-        print(paragraph(_joins_text(joins)))
+        print(wrap(_joins_text(joins)))
     return 0
 
 
 def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | None) -> str:
     from ringfence_lab.bench.units import size_text, time_text
-    from ringfence_lab.tables import paragraph, table
 
     every = [*costs, *predicted]
-    totals = [
-        (
-            f"{cost.workers:,}{' *' if cost in predicted else ''}",
-            str(cost.depth),
-            f"{cost.handshakes_mean:.2f}",
-            size_text(cost.bytes_mean),
-            size_text(cost.bytes_max),
-            time_text(cost.cpu),
-            time_text(sum(cost.cpu_root.values())),
-            time_text(cost.critical_path),
-        )
-        for cost in every
-    ]
+    totals = []
+    for cost in every:
+        what = (f"{cost.workers:,}{' *' if cost in predicted else ''}", str(cost.depth), f"{cost.handshakes_mean:.2f}")
+        times = (cost.cpu, sum(cost.cpu_root.values()), cost.critical_path)
+        totals.append((*what, *map(size_text, (cost.bytes_mean, cost.bytes_max)), *map(time_text, times)))
     header = ("workers", "depth", "handshakes", "sent, mean", "sent, most", "CPU, mean", "CPU, rank 0", "critical path")
     stages = [(f"{cost.workers:,}", *(time_text(cost.cpu_mean[stage]) for stage in _STAGES)) for cost in every]
     verifiers = ", ".join(f"{cost.verifiers:,} of {cost.workers:,}" for cost in costs)
@@ -142,14 +129,13 @@ def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost 
     if predicted:
         notes.append("* predicted from the groups that were measured.")
     if checked is not None:
-        measured = costs[-1]
         notes.append(
-            f"Check of the fit with {measured.workers:,} workers: predicted from the smaller groups {time_text(checked.cpu)} "
-            f"of CPU and {size_text(checked.bytes_mean)} a worker; measured {time_text(measured.cpu)} and "
-            f"{size_text(measured.bytes_mean)}."
+            f"Check of the fit with {largest.workers:,} workers: predicted from the smaller groups {time_text(checked.cpu)} "
+            f"of CPU and {size_text(checked.bytes_mean)} a worker; measured {time_text(largest.cpu)} and "
+            f"{size_text(largest.bytes_mean)}."
         )
-    by_stage = table(("workers", *(f"CPU, {stage}" for stage in _STAGES)), stages)
-    return "\n".join(["", table(header, totals), "", by_stage, "", *map(paragraph, notes)])
+    by_stage = table([("workers", *(f"CPU, {stage}" for stage in _STAGES)), *stages])
+    return "\n".join(["", table([header, *totals]), "", by_stage, "", *map(wrap, notes)])
 
 
 def _joins_text(joins: Joins) -> str:

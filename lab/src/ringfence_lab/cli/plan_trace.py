@@ -189,7 +189,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
 def run_check(options: argparse.Namespace, profile: Hardware) -> int:
     """Record traces with Gloo on this machine, predict the sealed steps from them, and measure those."""
     from ringfence_lab.bench.trace_check import CASES, QUICK, Effort, check
-    from ringfence_lab.tables import Progress
+    from ringfence_lab.progress import Progress
 
     if options.keep is not None and options.keep.exists():
         raise ConfigurationError(f"{options.keep} exists: name a new folder with --keep")

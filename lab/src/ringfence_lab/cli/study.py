@@ -7,15 +7,17 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
+from ringfence.cli.terminal import wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names
 from ringfence_lab.bench.units import bytes_of
+from ringfence_lab.cli.bench import listed
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -88,8 +90,8 @@ def _add_query(verbs: _SubParsersAction[argparse.ArgumentParser]) -> None:
     for name, parse in _COLUMNS.items():
         query.add_argument(
             f"--{name.replace('_', '-')}",
-            type=_listed(parse),
-            dest=f"column_{_NAMES.get(name, name)}",
+            type=listed(_or_none(parse)),
+            dest=f"column_{'rate_bits' if name == 'rate' else name}",
             metavar="VALUE,…",
             help="`none`: has no value" if name in ("bucket_mb", "rate") else None,
         )
@@ -112,8 +114,9 @@ def run_study(options: argparse.Namespace) -> int:
         print(summary_table.listing(cells, len(os.sched_getaffinity(0))))
         return 0
     from ringfence_lab.bench import machine
-    from ringfence_lab.study import runner
+    from ringfence_lab.study import query, runner
     from ringfence_lab.study.folder import Folder
+    from ringfence_lab.study.schema import SUMMARY
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends workers and namespaces as Ctrl-C does
     folder, here = Folder(options.results), runner.facts()
@@ -134,11 +137,12 @@ def run_study(options: argparse.Namespace) -> int:
                 _say(f"{others} of them are shown {_ELSEWHERE} until all their new rounds exist")
             runner.measure(missing, here, _command(options))
         _rebuild(folder, nothing_new=not lacking)
-    _print_summary(folder, {"cell": [cell.name for cell in cells], "machine": [machine.digest(here)]})
-    query, report = "ringfence study query", "ringfence report"
+    shown = {"cell": [cell.name for cell in cells], "machine": [machine.digest(here)]}
+    print(summary_table.summary(list(query.rows(folder.summary, SUMMARY, shown))))
+    rows, report = "ringfence study query", "ringfence report"
     if options.results != _FOLDER:
-        query, report = f"{query} --results {options.results}", f"{report} --study {options.results}"
-    print(f"\nlayers: {folder.path}; `{query}` and `{report}` read them")
+        rows, report = f"{rows} --results {options.results}", f"{report} --study {options.results}"
+    print(f"\nlayers: {folder.path}; `{rows}` and `{report}` read them")
     return 0
 
 
@@ -182,38 +186,24 @@ def run_query(options: argparse.Namespace) -> int:
     from ringfence_lab.study.folder import Folder
     from ringfence_lab.study.schema import SUMMARY, TIDY
 
-    asked = {
-        name.removeprefix("column_"): values for name, values in vars(options).items() if name.startswith("column_")
-    }
-    filters = {name: values for name, values in asked.items() if values is not None}
+    given = {name.removeprefix("column_"): each for name, each in vars(options).items() if name.startswith("column_")}
     folder = Folder(options.results)
     path, schema = (folder.tidy, TIDY) if options.samples else (folder.summary, SUMMARY)
-    rows = query.rows(path, schema, filters)
+    rows = query.rows(path, schema, {name: values for name, values in given.items() if values is not None})
     if options.json:
         for row in rows:
             print(json.dumps(row, default=str))
         return 0
-    found = list(rows)
-    print(
-        (summary_table.samples if options.samples else summary_table.summary)(found)
-        if found
-        else "no row has these values"
-    )
+    text = summary_table.samples if options.samples else summary_table.summary
+    print(text(list(rows)) or "no row has these values")
     return 0
-
-
-def _print_summary(folder: Folder, filters: dict[str, Sequence[Any]]) -> None:
-    from ringfence_lab.study import query, summary_table
-    from ringfence_lab.study.schema import SUMMARY
-
-    print(summary_table.summary(list(query.rows(folder.summary, SUMMARY, filters))))
 
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
     from ringfence_lab.study import grid
 
-    if options.grid is None or str(options.grid) in grid.BUILT_IN:
-        name = str(options.grid) if options.grid is not None else "quick" if options.quick else "default"
+    name = "quick" if options.quick else "default" if options.grid is None else str(options.grid)
+    if name in grid.BUILT_IN:
         return _without_missing_clocks(_without_missing_hosts(grid.built_in(name)))
     try:
         text = options.grid.read_text(encoding="utf-8")
@@ -260,22 +250,14 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _say(what: str) -> None:
-    from ringfence_lab.tables import paragraph
-
-    print(paragraph(what), file=sys.stderr, flush=True)
+    print(wrap(what), file=sys.stderr, flush=True)
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    def parse_all(text: str) -> list[Any]:
-        try:
-            return [None if each == "none" else parse(each) for each in text.split(",")]
-        except (ValueError, ConfigurationError) as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse_all
+def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text == "none" else parse(text)
 
 
 def _rate(text: str) -> int:
@@ -290,7 +272,6 @@ def _bool(text: str) -> bool:
     return text == "yes"
 
 
-_NAMES = {"rate": "rate_bits"}
 _COLUMNS: dict[str, Callable[[str], Any]] = {
     "cell": str,
     "kind": str,

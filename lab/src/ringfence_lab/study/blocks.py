@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.netns import burst_bytes
 from ringfence_lab.bench.units import bytes_of
+from ringfence_lab.plan import models, traces
+
+GRADIENT_BYTES: Final = 4  # DDP cuts buckets of float32, whatever a hook sends in their place
 
 
 class Block:
@@ -92,3 +95,11 @@ def rate(value: Any) -> str:
 def bucket(value: Any) -> float | None:
     """Parse a bucket size in MiB; None is DDP's default."""
     return None if value == "default" else positive(value)
+
+
+def replayed(block: Block, name: str, bucket_mb: float | None, samples: int, busy: bool) -> tuple[traces.Trace, float]:
+    """Return what a block replays of a step of a model, and the seconds of computing in the whole step."""
+    model = models.load(name)
+    seconds = model.step_flops(samples) / block.one("flops", positive)
+    most = min(block.one("most", size, traces.MOST_BYTES), traces.MOST_BYTES)
+    return traces.trace(model, bucket_mb, GRADIENT_BYTES, seconds, busy, most_bytes=most), seconds

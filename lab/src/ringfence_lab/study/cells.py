@@ -12,19 +12,8 @@ from typing import Any, Final, NamedTuple
 from ringfence_lab.bench.units import size_text
 
 SETTINGS: Final = (
-    "kind",
-    "operation",
-    "size",
-    "model",
-    "strategy",
-    "device",
-    "bucket_mb",
-    "wire",
-    "workers",
-    "busy",
-    "hosts",
-    "rate",
-    "variants",
+    *("kind", "operation", "size", "model", "strategy", "device", "bucket_mb"),
+    *("wire", "workers", "busy", "hosts", "rate", "variants"),
 )
 
 TEE: Final = "gpu-tee"  # the kind of cells that run on simulated GPU TEEs
@@ -68,33 +57,21 @@ class Cell:
 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
-    if settings["kind"] == TEE:
-        return _tee_words(settings)
-    if settings["kind"] == "collective":
-        words = [settings["operation"], size_text(settings["size"]).replace(" ", "")]
-    else:
-        what = settings["strategy"] if settings["kind"] == "training" else f"trace-{settings['device']}"
-        bucket = settings["bucket_mb"]
-        words = [settings["model"], what, *([f"{bucket:g}MiB"] if bucket else [])]
-    if settings["wire"] != "float32":
-        words.append(settings["wire"])
-    words.append(f"{settings['workers']}w")
-    if settings["busy"]:
-        words.append("busy")
-    if settings["hosts"]:
-        words.append(f"{settings['hosts']}h")
-    return [*words, *([settings["rate"]] if settings["rate"] else [])]
-
-
-def _tee_words(settings: Mapping[str, Any]) -> list[str]:
+    bucket = [f"{settings['bucket_mb']:g}MiB"] if settings["bucket_mb"] else []
     if settings["operation"]:
         words = [settings["operation"], size_text(settings["size"]).replace(" ", "")]
+    elif settings["kind"] == TEE:
+        words = [settings["model"], *bucket]
     else:
-        bucket = settings["bucket_mb"]
-        words = [settings["model"], *([f"{bucket:g}MiB"] if bucket else [])]
-    changed = settings["changed"]
-    words += ["tee", settings["preset"], f"{settings['workers']}d", *([changed.replace(" ", "-")] if changed else [])]
-    return [*words, f"{settings['load']:g}-cores"]
+        what = settings["strategy"] if settings["kind"] == "training" else f"trace-{settings['device']}"
+        words = [settings["model"], what, *bucket]
+    if settings["kind"] == TEE:
+        words += ["tee", settings["preset"], f"{settings['workers']}d", settings["changed"].replace(" ", "-")]
+        return [*filter(None, words), f"{settings['load']:g}-cores"]
+    words += [settings["wire"]] if settings["wire"] != "float32" else []
+    words += [f"{settings['workers']}w", "busy" if settings["busy"] else ""]
+    words += [f"{settings['hosts']}h" if settings["hosts"] else "", settings["rate"] or ""]
+    return list(filter(None, words))
 
 
 def label(settings: Mapping[str, Any]) -> str:

@@ -30,40 +30,37 @@ _STEP_SECONDS: Final = {"resnet50": 1.6, "bert-base": 1.4, "gpt2": 1.6, "gpt2-ti
 _BUILD_SECONDS_PER_BYTE: Final = 1.6e-9  # of a variant's copy of a model, on each worker
 
 
-def seconds(cell: Cell, cores: int, rounds: int | None = None) -> float:
+def seconds(cell: Cell, cores: int) -> float:
     """Return the seconds that measuring a cell takes, with its preparation."""
     settings = cell.settings
     if settings["kind"] == TEE:
-        return _tee_seconds(cell, cell.rounds if rounds is None else rounds)
+        return _tee_seconds(cell)
     variants = settings["variants"]
     once = sum(_TURN_SECONDS + _seconds(cell, name, cores) for name in variants)
-    rounds = cell.rounds if rounds is None else rounds
     if settings["kind"] == "collective":
-        return (rounds + 3) * once  # compared, and timed twice to find the repeats
+        return (cell.rounds + 3) * once  # compared, and timed twice to find the repeats
     if settings["kind"] == "trace":
-        return (rounds + 1) * once + len(variants) * 0.1
+        return (cell.rounds + 1) * once + len(variants) * 0.1
     copies = 4 * models.load(settings["model"]).elements * _BUILD_SECONDS_PER_BYTE * len(variants)
-    return (rounds + 2) * once + (3.0 + copies) * _crowd(cell, cores)
+    return (cell.rounds + 2) * once + (3.0 + copies) * _crowd(cell, cores)
 
 
 def total(cells: Sequence[Cell], cores: int) -> float:
     """Return the seconds that all cells take, with the start of their workers."""
-    worker_pools = {cell.worker_pool for cell in cells}
-    starting = sum(
-        _POOL_SECONDS[0] + _POOL_SECONDS[1] * workers * 2 / min(2, cores) for _, _, workers, _ in worker_pools
-    )
-    starting += sum(_POOL_SECONDS[0] for pool in worker_pools if pool.devices)
+    fixed, each = _POOL_SECONDS
+    pools = {cell.worker_pool for cell in cells}
+    starting = sum(fixed * (2 if pool.devices else 1) + each * pool.workers * 2 / min(2, cores) for pool in pools)
     return starting + sum(seconds(cell, cores) for cell in cells)
 
 
-def _tee_seconds(cell: Cell, rounds: int) -> float:
+def _tee_seconds(cell: Cell) -> float:
     """Results are checked without dilation, which takes as long as the work does."""
     settings, seconds = cell.settings, 0.0
     for name, dilation in settings["dilations"].items():
         tee = tee_of(name, settings["tee"])
         about = (settings["workers"], cell.trace, settings["operation"])
         passing = dilation * tee_cost.simulated(name, tee, *about, settings.get("host_cores", 1.0))
-        seconds += rounds * passing + 2 * tee_cost.work(name, *about)
+        seconds += cell.rounds * passing + 2 * tee_cost.work(name, *about)
     return seconds
 
 

@@ -21,13 +21,12 @@ from typing import Any, Final
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names
 from ringfence_lab.bench.netns import burst_bytes
-from ringfence_lab.plan import models, traces
+from ringfence_lab.plan import models
 from ringfence_lab.study import blocks, tee_grid
 from ringfence_lab.study.blocks import Block
 from ringfence_lab.study.cells import SETTINGS, TEE, Cell
 
 _ROUNDS: Final = 7
-_GRADIENT_BYTES: Final = 4  # DDP cuts buckets of float32, whatever a hook sends in their place
 _COMMON: Final = {"kind", "workers", "variants", "rounds", "hosts", "rates", "wires"}
 _KEYS: Final = {
     "collective": {"operations", "sizes", "busy"},
@@ -143,12 +142,8 @@ _KINDS: Final = {"collective": _collectives, "training": _trainings, "trace": _t
 
 def _traced(block: Block, settings: dict[str, Any], rounds: int) -> Cell:
     """With the very steps that are replayed, named by a digest: another list of parameters makes another cell."""
-    model = models.load(settings["model"])
-    seconds = model.step_flops(block.one("samples", blocks.whole, 1)) / block.one("flops", blocks.positive)
-    most = min(block.one("most", blocks.size, traces.MOST_BYTES), traces.MOST_BYTES)
-    trace = traces.trace(
-        model, settings["bucket_mb"], _GRADIENT_BYTES, seconds, settings["device"] == "cpu", most_bytes=most
-    )
+    samples, busy = block.one("samples", blocks.whole, 1), settings["device"] == "cpu"
+    trace, seconds = blocks.replayed(block, settings["model"], settings["bucket_mb"], samples, busy)
     halved = 2 if settings["wire"] == "bfloat16" else 1  # the same buckets, half as long on the wire
     steps = tuple((size // halved, compute) for size, compute in trace.steps)
     digest = hashlib.sha256(json.dumps(steps).encode()).hexdigest()[:12]

@@ -1,6 +1,6 @@
 """Rows of a layer by the values of their columns.
 
-Values are bound as Arrow scalars of the column's type in a filter expression: no query is ever put together as text, so nothing
+Values are bound as an Arrow array of the column's type in a filter expression: no query is put together as text, so nothing
 that a user types can be more than a value. pyarrow has the layers open already; an SQL engine would be a second interface.
 """
 
@@ -31,20 +31,10 @@ def _filter(schema: Any, filters: Mapping[str, Sequence[Any]]) -> Any:
     for name, values in filters.items():
         if name not in schema.names:
             raise ConfigurationError(f"no column is called {name!r}; there are {', '.join(schema.names)}")
-        each = _one_of(name, schema.field(name).type, values)
+        kind = schema.field(name).type
+        try:
+            each = ds.field(name).isin(pa.array(values, type=kind))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            raise ConfigurationError(f"{name}: {', '.join(map(repr, values))} is no {kind}") from None
         whole = each if whole is None else whole & each
-    return whole
-
-
-def _one_of(name: str, kind: Any, values: Sequence[Any]) -> Any:
-    whole = None
-    for value in values:
-        if value is None:
-            each = ds.field(name).is_null()
-        else:
-            try:
-                each = ds.field(name) == pa.scalar(value, type=kind)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-                raise ConfigurationError(f"{name}: {value!r} is no {kind}") from None
-        whole = each if whole is None else whole | each
     return whole

@@ -1,27 +1,34 @@
-"""Measures what is missing from the cells of a study, round by round; rounds are kept as soon as they are measured."""
+"""Measures what is missing from the cells of a study, round by round; rounds are kept as soon as they are measured.
+
+Cells on simulated GPU TEEs are measured by rings between the devices of one process, and by ringfence between workers with one
+device each.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from ringfence_lab.bench import machine, names
-from ringfence_lab.bench.measure import placements_for, rounds_of
+from ringfence_lab.bench.measure import placements_for, rounds_of, shuffled
 from ringfence_lab.bench.samples import Case, Round, Samples
-from ringfence_lab.bench.worker_pool import WorkerPool
+from ringfence_lab.bench.tee_variants import tee_of
+from ringfence_lab.bench.worker_pool import RINGS, Placement, WorkerPool
+from ringfence_lab.progress import Progress
 from ringfence_lab.study import selection
 from ringfence_lab.study.cells import Cell, Pool, Step, label
 from ringfence_lab.study.folder import Folder
-from ringfence_lab.study.tee_runner import machines_for
-from ringfence_lab.tables import Progress
 
 # Packages that run before anything is timed, or that only read samples: samples stay valid when these change.
 UNMEASURED: Final = (
     *(f"ringfence/{room}" for room in ("admission", "cli", "evidence", "join", "policy")),
-    *(f"ringfence_lab/{room}" for room in ("cli", "plan", "report", "study", "tables.py")),
+    *(f"ringfence_lab/{room}" for room in ("cli", "plan", "report", "study", "progress.py")),
 )
+
+Prepare = Callable[[Case, Sequence[Step]], Callable[[int], Round]]  # returns what measures one round of the case
 
 
 class CellRounds(NamedTuple):
@@ -60,64 +67,66 @@ def show(complete: Sequence[CellRounds]) -> int:
 
 def measure(missing: Sequence[CellRounds], here: Mapping[str, Any], command: str) -> None:
     """Measure the missing rounds. Cells with the same number of workers and hosts share their processes."""
-    progress = Progress(sum(each.rounds for each in missing))
-    try:
+    with Progress(sum(each.rounds for each in missing)) as progress:
         together = sorted(missing, key=lambda each: each.cell.worker_pool)
         for pool, group in itertools.groupby(together, key=lambda each: each.cell.worker_pool):
             progress.say(f"starting {pool.workers} {'simulated devices' if pool.devices else 'workers'}")
-            each_of_them = list(group)
-            with _processes(pool, each_of_them) as processes:
-                for each in each_of_them:
+            cells = list(group)
+            with _processes(pool, cells) as (about, prepare):
+                for each in cells:
                     selection.hold(each.samples.path, each.samples.run, each.case)
-                    each.samples.begin({**here, **processes.facts}, command, machine.now())
-                    _measure(processes, each, progress)
+                    each.samples.begin({**here, **about}, command, machine.now())
+                    _measure(prepare, each, progress)
                     show([each])
-    finally:
-        progress.end()
 
 
-class _Processes(Protocol):
-    """What measures the cells of a pool."""
-
-    @property
-    def facts(self) -> dict[str, Any]: ...
-    def rounds_of(self, case: Case, trace: Sequence[Step]) -> Callable[[int], Round]: ...
-
-
-class _Workers:
-    """A worker pool as it measures cells of all kinds but gpu-tee."""
-
-    def __init__(self, worker_pool: WorkerPool) -> None:
-        self._worker_pool = worker_pool
-        self.facts: dict[str, Any] = worker_pool.facts
-
-    def rounds_of(self, case: Case, trace: Sequence[Step]) -> Callable[[int], Round]:
-        return rounds_of(self._worker_pool, case, trace)
-
-
-@contextlib.contextmanager
-def _processes(pool: Pool, group: Sequence[CellRounds]) -> Iterator[_Processes]:
-    if pool.devices:
-        with machines_for(pool) as machines:
-            yield machines
-        return
-    with (
-        placements_for(pool.workers, pool.hosts, pool.rate or None) as placements,
-        WorkerPool(placements, _variants(group)) as worker_pool,
-    ):
-        yield _Workers(worker_pool)
-
-
-def _variants(group: Sequence[CellRounds]) -> list[str]:
-    """All variants that any of the cells has, in one order."""
-    named = {name for each in group for name in each.case["variants"]}
-    return [name for name in (*names.VARIANTS, names.ALONE) if name in named]
-
-
-def _measure(processes: _Processes, missing: CellRounds, progress: Progress) -> None:
+def _measure(prepare: Prepare, missing: CellRounds, progress: Progress) -> None:
     what = f"{label(missing.case)}, {missing.case['workers']} workers"
     progress.say(what)
-    one = processes.rounds_of(missing.case, missing.cell.trace)
+    one = prepare(missing.case, missing.cell.trace)
     for _ in range(missing.rounds):
         missing.samples.add(missing.case, one(len(missing.samples.rounds(missing.case))))
         progress.step(what)
+
+
+@contextlib.contextmanager
+def _processes(pool: Pool, cells: Sequence[CellRounds]) -> Iterator[tuple[dict[str, Any], Prepare]]:
+    """Start the processes that measure these cells; yield facts about them and the function that prepares a case."""
+    with contextlib.ExitStack() as stack:
+        placements = stack.enter_context(placements_for(pool.workers, pool.hosts, pool.rate or None))
+        if not pool.devices:
+            named = {name for each in cells for name in each.case["variants"]}
+            variants = [name for name in (*names.VARIANTS, names.ALONE) if name in named]
+            workers = stack.enter_context(WorkerPool(placements, variants))
+            yield workers.facts, partial(rounds_of, workers)
+            return
+        rings = stack.enter_context(WorkerPool([Placement()], module=RINGS, devices=pool.workers))
+        sealed = None
+        if pool.hosts:
+            sealed = stack.enter_context(WorkerPool(placements, [names.TEE_SEALED], names.SIMULATED))
+        yield rings.facts, partial(_tee_rounds_of, rings, sealed)
+
+
+def _tee_rounds_of(
+    rings: WorkerPool, sealed: WorkerPool | None, case: Case, trace: Sequence[Step]
+) -> Callable[[int], Round]:
+    """Prepare a gpu-tee case, which checks every result, and return a function that measures one round of it."""
+    tees = {name: tee_of(name, case["tee"], dilation).settings() for name, dilation in case["dilations"].items()}
+    by_ringfence = {name: tees.pop(name) for name in (names.TEE_SEALED,) if name in tees}
+    rings.tell("prepare_tee", steps=list(trace), tees=tees, operation=case["operation"])
+    if sealed is not None and by_ringfence:
+        sealed.tell("prepare_tee", steps=list(trace), tees=by_ringfence)
+
+    def measure(number: int) -> Round:
+        found = rings.measure("train", turns=shuffled(dict.fromkeys(tees, 1), number))
+        if sealed is not None and by_ringfence:
+            found |= sealed.measure("train", turns=[(names.TEE_SEALED, 1)])
+        return {name: _undilated(sample, case["dilations"][name]) for name, sample in found.items()}
+
+    return measure
+
+
+def _undilated(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]:
+    """Return a sample in simulated seconds, with what passed on this machine beside them."""
+    actual = sample.get("dilation", dilation)  # a ring raises it where the machine is too slow
+    return {**sample, "seconds": sample["seconds"] / actual, "dilation": actual}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +17,8 @@ from ringfence_lab.bench.names import STAGES
 MADE_FROM: Final = b"ringfence.made_from"  # a digest of the layer below, in a file's metadata
 MACHINES: Final = b"ringfence.machines"  # JSON: the facts about each machine that the layer's rows name
 _VERSION: Final = 3  # of what is made, not of the columns alone: layers of an older one are made again
+
+Row = dict[str, Any]
 
 
 def _column(name: str, kind: Any, optional: bool = False) -> Any:
@@ -95,13 +99,14 @@ class SchemaError(ConfigurationError):
     """A layer is invalid; it can be rebuilt from the layer below."""
 
 
-def batch_of(columns: dict[str, list[Any]], schema: Any, where: str) -> Any:
-    """Return columns as a record batch of this schema."""
-    try:
-        batch = pa.RecordBatch.from_pydict(columns, schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, KeyError) as error:
-        raise SchemaError(f"{where}: {error}") from None
-    return checked(batch, schema, where)
+def batches(rows: Iterator[Row], schema: Any, size: int, where: object) -> Iterator[Any]:
+    """Yield the rows as record batches of this schema, so that no more than `size` rows are in memory at once."""
+    while chunk := list(itertools.islice(rows, size)):
+        try:
+            batch = pa.RecordBatch.from_pylist(chunk, schema=schema)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise SchemaError(f"{where}: {error}") from None
+        yield checked(batch, schema, str(where))
 
 
 def checked(batch: Any, schema: Any, where: str) -> Any:
@@ -109,10 +114,7 @@ def checked(batch: Any, schema: Any, where: str) -> Any:
 
     Raises SchemaError otherwise.
     """
-    if not batch.schema.equals(schema, check_metadata=False):
-        raise SchemaError(
-            f"{where}: the columns are not those of this version; `ringfence study rebuild` makes them again"
-        )
+    _check_columns(batch.schema, schema, where)
     for field in schema:
         if not field.nullable and batch.column(field.name).null_count:
             raise SchemaError(f"{where}: {field.name} is missing in some rows")
@@ -130,11 +132,15 @@ def opened(path: Path, schema: Any) -> Any:
         raise SchemaError(f"{path} is not there; `ringfence study` makes it") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise SchemaError(f"{path} cannot be read ({error}); `ringfence study rebuild` makes it again") from None
-    if not file.schema_arrow.equals(schema, check_metadata=False):
-        raise SchemaError(
-            f"{path}: the columns are not those of this version; `ringfence study rebuild` makes them again"
-        )
+    _check_columns(file.schema_arrow, schema, path)
     return file
+
+
+def _check_columns(found: Any, schema: Any, where: object) -> None:
+    if not found.equals(schema, check_metadata=False):
+        raise SchemaError(
+            f"{where}: the columns are not those of this version; `ringfence study rebuild` makes them again"
+        )
 
 
 def made_from(path: Path, schema: Any) -> str:

@@ -18,15 +18,27 @@ from typing import Final
 from ringfence_lab.bench.samples import Case, append, key
 
 NOTE: Final = "shown"
-_TAIL: Final = 1 << 16
 
 
 def case_of(file: Path) -> Case | None:
-    """Return the settings of the selected rounds, or None if there is no round."""
-    if not file.exists():
-        return None
-    noted = _noted(file)
-    return _last_case(file) if noted is None else noted
+    """Return the settings of the selected rounds, or None if there is no round.
+
+    An invalid line selects nothing: reading the whole file reports it.
+    """
+    found: dict[str, bytes] = {}  # the last line that names each
+    if file.exists():
+        with file.open("rb") as lines:
+            for line in lines:
+                field = NOTE if f'"{NOTE}"'.encode() in line else "case"
+                if line.endswith(b"\n") and f'"{field}"'.encode() in line:
+                    found[field] = line
+    for field, line in sorted(found.items(), reverse=True):  # "shown" before "case"
+        try:
+            case: Case | None = json.loads(line).get(field)
+        except (ValueError, AttributeError):
+            return None
+        return case
+    return None
 
 
 def others(file: Path, case: Case) -> bool:
@@ -47,39 +59,3 @@ def show(file: Path, run: str, case: Case, date: str) -> bool:
     if changes:
         append(file, {"run": run, NOTE: case, "date": date})
     return changes
-
-
-def _noted(file: Path) -> Case | None:
-    found: Case | None = None
-    mark = f'"{NOTE}"'.encode()
-    with file.open("rb") as lines:
-        for line in lines:
-            if mark in line and line.endswith(b"\n"):
-                found = _field(line, NOTE) or found
-    return found
-
-
-def _last_case(file: Path) -> Case | None:
-    """Return the settings of the last round in a file without reading all of it."""
-    size, length = file.stat().st_size, _TAIL
-    while True:
-        with file.open("rb") as lines:
-            start = max(0, size - length)
-            lines.seek(start)
-            found = lines.read(size - start).split(b"\n")[:-1]
-        for line in reversed(found if start == 0 else found[1:]):
-            case = _field(line, "case")
-            if case is not None:
-                return case
-        if start == 0:
-            return None
-        length *= 4
-
-
-def _field(line: bytes, name: str) -> Case | None:
-    """Return the value of a field of a line, or None if the line is invalid: reading the whole file reports it."""
-    try:
-        found: Case | None = json.loads(line).get(name)
-    except (ValueError, AttributeError):
-        return None
-    return found

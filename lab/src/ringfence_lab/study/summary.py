@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow.parquet as pq
@@ -22,7 +22,8 @@ from ringfence_lab.study.schema import (
     SUMMARY,
     TEE_COLUMNS,
     TIDY,
-    batch_of,
+    Row,
+    batches,
     checked,
     made_from,
     opened,
@@ -32,8 +33,6 @@ from ringfence_lab.study.schema import (
 SCORED: Final = 0.10  # cells in which the baseline reads more than this from itself are shown, not scored
 _BATCH: Final = 1_000
 _CHUNK: Final = 2_000
-
-Row = dict[str, Any]
 
 
 def summarise(folder: Folder) -> bool:
@@ -51,20 +50,14 @@ def summarise(folder: Folder) -> bool:
         replaced(folder.summary_json) as text,
     ):
         before = b"[\n"
-        for rows in _chunks(_summarised(source)):
-            columns = {name: [row[name] for row in rows] for name in SUMMARY.names}
-            writer.write_batch(batch_of(columns, SUMMARY, str(folder.tidy)))
-            for row in rows:
-                text.write(before + json.dumps({name: row[name] for name in SUMMARY.names}).encode())
+        for batch in batches(_summarised(source), SUMMARY, _CHUNK, folder.tidy):
+            writer.write_batch(batch)
+            for row in batch.to_pylist():
+                text.write(before + json.dumps(row).encode())
                 before = b",\n"
         text.write(b"\n]\n" if before != b"[\n" else b"[]\n")
         writer.add_key_value_metadata({MADE_FROM: made.encode(), MACHINES: machines})
     return True
-
-
-def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    while chunk := list(itertools.islice(rows, _CHUNK)):
-        yield chunk
 
 
 def _summarised(source: Any) -> Iterator[Row]:
@@ -112,17 +105,12 @@ def _line(rounds: Sequence[Row], baseline: Mapping[int, float]) -> Row:
         "ratio": ratio.median,
         "ratio_low": ratio.low,
         "ratio_high": ratio.high,
-        **{name: _mean([row[name] for row in rounds]) for name in STAGE_COLUMNS},
+        **{name: _of_known(statistics.fmean, rounds, name) for name in STAGE_COLUMNS},
         **{name: rounds[-1][name] for name in TEE_COLUMNS},
-        **{name: _median([row[name] for row in rounds]) for name in ("wall_seconds", "late_seconds")},
+        **{name: _of_known(statistics.median, rounds, name) for name in ("wall_seconds", "late_seconds")},
     }
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+def _of_known(function: Callable[[list[float]], float], rounds: Sequence[Row], name: str) -> float | None:
+    known = [row[name] for row in rounds if row[name] is not None]
+    return function(known) if known else None

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringfence.cli.terminal import columns, table, wrap
 from ringfence_lab.bench.intervals import MIN_ROUNDS
 from ringfence_lab.bench.units import time_text
 from ringfence_lab.study.cells import TEE, Cell, label
 from ringfence_lab.study.estimate import seconds, total
-from ringfence_lab.tables import paragraph, table
 
 
 def listing(cells: Sequence[Cell], cores: int) -> str:
     """Return the cells of a grid with an estimate of the time to measure them."""
-    rows = [
-        (
-            label(cell.settings),
-            _network(cell.settings, cell.settings["rate"]),
-            str(cell.settings["workers"]),
-            str(len(cell.settings["variants"])),
-            str(cell.rounds),
-            f"{seconds(cell, cores):.0f} s",
-        )
-        for cell in cells
-    ]
+    rows = []
+    for cell in cells:
+        counts = (cell.settings["workers"], len(cell.settings["variants"]), cell.rounds)
+        what = (label(cell.settings), _network(cell.settings, cell.settings["rate"]))
+        rows.append((*what, *map(str, counts), f"{seconds(cell, cores):.0f} s"))
     header = ("cell", "network", "workers", "variants", "rounds", "time")
     estimate = f"{len(cells)} cells, {minutes(total(cells, cores))} on {cores} cores like those of a recent Xeon"
-    return "\n".join([table(header, rows, left=2), paragraph(estimate)])
+    return "\n".join([table([header, *rows]), wrap(estimate)])
 
 
 def minutes(duration: float) -> str:
@@ -41,50 +36,31 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     blocks = []
     for _, group in itertools.groupby(rows, key=lambda row: row["cell"]):
         found = list(group)
-        lines: list[tuple[str, ...]] = [
-            (
-                row["variant"],
-                time_text(row["seconds"]),
-                f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]",
-                f"{row['cpu_seconds']:.3f} s",
-            )
-            for row in found
-        ]
         tee = found[0]["kind"] == TEE
-        header: tuple[str, ...] = (
-            "variant",
-            "simulated" if tee else "median",
-            f"ratio to {_baseline(found[0])}",
-            "CPU",
-        )
-        if tee:  # cores in use, and the dilation at which they were
-            header += ("cores", "dilation")
-            lines = [(*line, *_cores(row)) for line, row in zip(lines, found, strict=True)]
-        blocks.append("\n".join([*_heading(found[0]), table(header, lines, indent=2)]))
+        header = ["variant", "simulated" if tee else "median", f"ratio to {_baseline(found[0])}", "CPU"]
+        lines = []
+        for row in found:
+            ratio = f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
+            line = [row["variant"], time_text(row["seconds"]), ratio, f"{row['cpu_seconds']:.3f} s"]
+            if tee:  # cores in use, and the dilation at which they were
+                line += [f"{row['cpu_seconds'] / row['wall_seconds']:.2f}", f"{row['dilation']:g}"]
+            lines.append(line)
+        text = table([[*header, *(["cores", "dilation"] if tee else [])], *lines], columns() - 2)
+        blocks.append("\n".join([*_heading(found[0]), textwrap.indent(text, "  ")]))
     return "\n\n".join(blocks)
 
 
 def samples(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each sample."""
+    """Return a table with a row for each sample, or nothing if there is none."""
     lines = [
-        (
-            row["cell"],
-            row["variant"],
-            str(row["round"]),
-            time_text(row["seconds"]),
-            f"{row['cpu_seconds']:.3f} s",
-        )
+        (row["cell"], row["variant"], str(row["round"]), time_text(row["seconds"]), f"{row['cpu_seconds']:.3f} s")
         for row in rows
     ]
-    return table(("cell", "variant", "round", "seconds", "CPU"), lines, left=2)
+    return table([("cell", "variant", "round", "seconds", "CPU"), *lines]) if lines else ""
 
 
 def _baseline(row: Mapping[str, Any]) -> str:
     return "plain" if row["kind"] == TEE else "Gloo"
-
-
-def _cores(row: Mapping[str, Any]) -> tuple[str, str]:
-    return f"{row['cpu_seconds'] / row['wall_seconds']:.2f}", f"{row['dilation']:g}"
 
 
 def _heading(row: Mapping[str, Any]) -> list[str]:
@@ -92,9 +68,10 @@ def _heading(row: Mapping[str, Any]) -> list[str]:
     cut = f", 1/{row['scaled']:.3g} of a step" if row["scaled"] != 1 else ""
     unscored = "" if row["scored"] else f"; not scored: {_why_unscored(row)}"
     return [
-        paragraph(f"{label(row)}{cut}, {row['workers']} workers, {_network(row, rate)}", 4),
-        paragraph(
-            f"  {row['rounds']} rounds, {_baseline(row)} / {_baseline(row)} ±{row['resolution']:.2f}{unscored}", 4
+        wrap(f"{label(row)}{cut}, {row['workers']} workers, {_network(row, rate)}", rest="    "),
+        wrap(
+            f"  {row['rounds']} rounds, {_baseline(row)} / {_baseline(row)} ±{row['resolution']:.2f}{unscored}",
+            rest="    ",
         ),
     ]
 

@@ -22,7 +22,7 @@ from ringfence_lab.accelerator.controls import MAX_DEVICES
 from ringfence_lab.bench import names
 from ringfence_lab.bench.netns import burst_bytes
 from ringfence_lab.bench.tee_variants import figures_of, tee_of
-from ringfence_lab.plan import models, traces
+from ringfence_lab.plan import models
 from ringfence_lab.plan.buckets import buckets
 from ringfence_lab.study import blocks, tee_cost
 from ringfence_lab.study.blocks import Block
@@ -33,7 +33,6 @@ _KEYS: Final = {
     *("operations", "sizes", "vary", "load", "host_cores"),
 }
 _OPERATIONS: Final = ("all_reduce", "copy")
-_GRADIENT_BYTES: Final = 4
 _LOAD: Final = 0.6  # cores of this machine in use while something is timed
 _COPY_SECONDS: Final = 0.002  # the least that a copy takes here, so that the wakeups of threads are a small part of it
 _FACTORS: Final = (0.5, 2.0)
@@ -101,14 +100,11 @@ def _points(block: Block, samples: int) -> Iterator[_Point]:
         ):
             yield _Point({"operation": operation, "size": size, "all_reduces": 1}, ((size, 0.0),))
         return
-    most = min(block.one("most", blocks.size, traces.MOST_BYTES), traces.MOST_BYTES)
-    flops = block.one("flops", blocks.positive)
+    block.one("flops", blocks.positive)  # without operations, a block needs it before anything else
     listed = block.listed("models", blocks.name_of(models.names()))
     for name, cap in itertools.product(listed, block.listed("buckets", blocks.bucket, ["default"])):
-        model = models.load(name)
-        seconds = model.step_flops(samples) / flops
-        trace = traces.trace(model, cap, _GRADIENT_BYTES, seconds, busy=False, most_bytes=most)
-        whole = len(buckets(model.parameters, cap, _GRADIENT_BYTES))
+        trace, seconds = blocks.replayed(block, name, cap, samples, busy=False)
+        whole = len(buckets(models.load(name).parameters, cap, blocks.GRADIENT_BYTES))
         about = {"model": name, "strategy": "ddp", "bucket_mb": cap, "samples": samples, "compute": seconds}
         yield _Point({**about, "scaled": trace.scale, "all_reduces": whole}, trace.steps)
 

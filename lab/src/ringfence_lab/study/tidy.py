@@ -7,6 +7,7 @@ rows of a cell are those of the circumstances that `shown` names.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,11 +20,9 @@ from ringfence_lab.bench.names import STAGES
 from ringfence_lab.bench.netns import bits_per_second
 from ringfence_lab.study import selection
 from ringfence_lab.study.folder import Folder, digest_of, replaced
-from ringfence_lab.study.schema import MACHINES, MADE_FROM, TIDY, batch_of, made_from, origin
+from ringfence_lab.study.schema import MACHINES, MADE_FROM, TIDY, Row, batches, made_from, origin
 
 CHUNK: Final = 20_000  # rows that are in memory at once
-
-Row = dict[str, Any]
 
 
 def tidy(folder: Folder, chunk: int = CHUNK) -> bool:
@@ -34,25 +33,11 @@ def tidy(folder: Folder, chunk: int = CHUNK) -> bool:
         return False
     machines: dict[str, Any] = {}
     with replaced(folder.tidy) as target, pq.ParquetWriter(target, TIDY, compression="zstd") as writer:
-        columns: dict[str, list[Any]] = {name: [] for name in TIDY.names}
-        count = 0
-        for file in files:
-            for row in _rows(file, machines):
-                for name, values in columns.items():
-                    values.append(row[name])
-                count += 1
-                if count % chunk == 0:
-                    _write(writer, columns, file)
-        _write(writer, columns, folder.raw)
+        rows = itertools.chain.from_iterable(_rows(file, machines) for file in files)
+        for batch in batches(rows, TIDY, chunk, folder.raw):
+            writer.write_batch(batch)
         writer.add_key_value_metadata({MADE_FROM: made.encode(), MACHINES: json.dumps(machines).encode()})
     return True
-
-
-def _write(writer: Any, columns: dict[str, list[Any]], where: Path) -> None:
-    if columns["cell"]:
-        writer.write_batch(batch_of(columns, TIDY, f"{where} and those before it"))
-    for values in columns.values():
-        values.clear()
 
 
 def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
