@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
@@ -44,8 +45,13 @@ SLACK = 1.0  # pixels
 
 def unscored(figure: Figure) -> Figure:
     """The figure as if no cell were scored: all markers are hollow, and the legend says what that means."""
-    numbers = {name: [{**point, "scored": False} for point in points] for name, points in figure.numbers.items()}
-    return replace(figure, numbers=numbers)
+
+    def hollow(numbers: Any) -> Any:
+        if isinstance(numbers, list):
+            return [{**point, "scored": False} for point in numbers]
+        return {name: hollow(some) for name, some in numbers.items()}
+
+    return replace(figure, numbers=hollow(figure.numbers))
 
 
 FIGURES |= {
@@ -115,5 +121,5 @@ def test_what_could_be_more_than_a_name_draws_nothing(tmp_path: Path, name: str)
 
 
 def test_a_chart_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValueError, match="pie"):
+    with pytest.raises(KeyError, match="pie"):
         chart_of(Figure("x", "pie", "", "", "", {}, ()))

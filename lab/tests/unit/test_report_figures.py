@@ -14,6 +14,7 @@ from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.report import overhead, stages, summary_text, tuning
 from ringfence_lab.report.figure import Figure, Missing, verdict
 from ringfence_lab.report.labels import brief, brief_interval, fully
+from ringfence_lab.report.page import provenance
 from ringfence_lab.report.predictions import predictions
 from ringfence_lab.report.runs import Run
 from ringfence_lab.report.study import Study, study
@@ -120,7 +121,7 @@ def test_steps_that_were_cut_differently_are_not_joined() -> None:
     figure = drawn(overhead.workers(study_of(trace(2, 56.5) + trace(4, 56.5) + trace(8, 113.0, 3.0))))
     (name,) = figure.numbers
     assert name == "llama-7b trace, GPU\n1/56 of the step"
-    assert [point["label"] for point in figure.numbers[name]] == ["2", "4"]
+    assert [point["label"] for point in figure.numbers[name]["ringfence"]] == ["2", "4"]
     assert "llama-7b trace, GPU, 1/56 of the step 1.20 with 2 and 1.20 with 4." in figure.says
     assert "Not shown: llama-7b trace, GPU, 8 workers, 1/113 of the step (cut to another length" in figure.says
     (missing,) = overhead.workers(study_of(trace(2, 56.5) + trace(8, 113.0)))
@@ -209,8 +210,10 @@ def test_the_roof_is_what_the_cheapest_stages_allow() -> None:
     assert stages.cheapest(found) == {stage: pytest.approx(1.0) for stage in through}
     figure = drawn(stages.roofline(found))
     bound = sum(through.values()) / through["send"]
-    assert figure.numbers["2 workers"]["roofs"]["sealed"] == pytest.approx(2 / bound, abs=1e-3)
-    assert figure.numbers["2 workers"]["roofs"]["unsealed"] > figure.numbers["2 workers"]["roofs"]["sealed"]
+    lines = figure.numbers["2 workers"]
+    sealed, unsealed = (lines[f"roof, {name}"][0]["speed"][1] for name in ("sealed", "without seal and open"))
+    assert sealed == pytest.approx(2 / bound, abs=1e-3)
+    assert unsealed > sealed
 
 
 def test_predictions_stand_beside_what_was_measured() -> None:
@@ -232,7 +235,7 @@ def test_each_figure_says_where_it_comes_from() -> None:
     found = study_of(everything())
     for figure in figures_of(found):
         assert isinstance(figure, Figure)
-        origin = summary_text.provenance(found, figure)
+        origin = provenance(found, figure, "Gloo")
         assert origin["Command"] == "ringfence study"
         assert origin["Date"] == "2026-01-02"
         assert origin["Machine"] == "2 cores of A CPU <of some kind>, Linux 6.18"
@@ -242,7 +245,7 @@ def test_each_figure_says_where_it_comes_from() -> None:
 def test_without_a_description_of_the_machine_the_report_says_so() -> None:
     found = study(everything(), {})
     figure = drawn(overhead.models(found))
-    origin = summary_text.provenance(found, figure)
+    origin = provenance(found, figure, "Gloo")
     assert origin["Date"] == origin["Command"] == "not in the raw files"
     assert isinstance(stages.roofline(found)[0], Missing)
 

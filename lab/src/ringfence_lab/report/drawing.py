@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
+import functools
 import re
 from pathlib import Path
 from typing import Final
 
-from ringfence_lab.report import tee_charts
-from ringfence_lab.report.charts import across, panels, stacked
+from ringfence_lab.report.charts import CHARTS
 from ringfence_lab.report.figure import Figure
-from ringfence_lab.report.plots import pairs, roofline, scatter, sweep
 from ringfence_lab.report.style import Chart, save
 
 NAME: Final = re.compile(r"[a-z0-9-]+")  # it names files and sections of the page
@@ -19,32 +18,7 @@ WIDTH: Final = 5.4  # inches: on a phone the words of the picture are still read
 
 def chart_of(figure: Figure) -> Chart:
     """Return the function that draws a figure."""
-    match figure.chart:
-        case "across":
-            return across(figure.title, width=WIDTH)
-        case "panels":
-            columns = 3 if max(map(len, figure.numbers.values())) < 5 else 2  # the numbers over the points need room
-            return panels(figure.title, width=WIDTH, columns=columns, under=figure.axis)
-        case "stacked":
-            return stacked(figure.title, width=WIDTH, under="share of the time it took", least=0.09)
-        case "sweep":
-            return sweep(figure.title, WIDTH)
-        case "pairs":
-            return pairs(figure.title, WIDTH)
-        case "roofline":
-            return roofline(figure.title, WIDTH)
-        case "scatter":
-            return scatter(figure.title, WIDTH)
-        case "tee-factors":
-            return tee_charts.factors(figure.title, WIDTH)
-        case "tee-growth":
-            return tee_charts.growth(figure.title, WIDTH, figure.axis)
-        case "tee-waterfall":
-            return tee_charts.waterfall(figure.title, WIDTH)
-        case "tee-tornado":
-            return tee_charts.tornado(figure.title, WIDTH)
-        case other:
-            raise ValueError(f"no chart is called {other}")
+    return functools.partial(CHARTS[figure.chart], **{"title": figure.title, "width": WIDTH, **figure.options})
 
 
 def draw(figure: Figure, folder: Path) -> str:

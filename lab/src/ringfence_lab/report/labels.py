@@ -82,6 +82,16 @@ def brief_interval(interval: Interval) -> str:
     return f"{brief(interval.median)} [{low}, {high}]"
 
 
+def ratio_text(ratio: float) -> str:
+    """A ratio with about three figures."""
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def interval_text(ratio: Interval | None) -> str:
+    """A ratio with its interval: "1.10 [1.05, 1.21]"."""
+    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
@@ -112,6 +122,10 @@ def plain(cell: Cell) -> bool:
 
 def is_step(cell: Cell) -> bool:
     return cell.kind in ("training", "trace")
+
+
+def is_all_reduce(cell: Cell, size: int | None = None) -> bool:
+    return cell.kind == "collective" and cell.operation == "all_reduce" and size in (None, cell.size)
 
 
 def order(cell: Cell) -> tuple[object, ...]:

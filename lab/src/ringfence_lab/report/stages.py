@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
 from ringfence_lab.bench.byte_counts import stage_bytes
 from ringfence_lab.bench.names import necessary_bytes
 from ringfence_lab.bench.units import size_text
-from ringfence_lab.report.figure import DIGITS, Figure, Missing, Table, distinct, ends, having
+from ringfence_lab.report.figure import DIGITS, Figure, Missing, Table, distinct, ends, grouped, having
 from ringfence_lab.report.labels import (
     ALONE,
     NAIVE,
@@ -18,12 +17,14 @@ from ringfence_lab.report.labels import (
     UNSEALED,
     brief,
     fully,
+    is_all_reduce,
     is_step,
     named,
     order,
     percent,
     plain,
     variant_text,
+    workers_text,
 )
 from ringfence_lab.report.study import Cell, Study
 
@@ -63,41 +64,26 @@ def pieces(cell: Cell) -> dict[str, float]:
 def stages(study: Study) -> Sequence[Figure | Missing]:
     title = "Where the time goes"
     found = [cell for cell in study.cells if PROFILED in cell.lines and cell.lines[PROFILED].stages and not cell.busy]
-    found = [cell for cell in found if not is_step(cell) or ALONE in cell.lines]  # compute must be known
-    found = distinct(sorted(found, key=order), fully)
+    found = distinct([cell for cell in found if not is_step(cell) or ALONE in cell.lines], fully)  # compute is known
     if not found:
-        return [
-            Missing("stages", title, "no cell was measured with clocks around the stages (variant ringfence-profiled)")
-        ]
-    found = sorted(found, key=lambda cell: not plain(cell))[:_MOST_BARS]
-    found = sorted(found, key=order)
+        why = "no cell was measured with clocks around the stages (variant ringfence-profiled)"
+        return [Missing("stages", title, why)]
+    found = sorted(sorted(found, key=lambda cell: not plain(cell))[:_MOST_BARS], key=order)
     shares = {named(cell): _shares(cell) for cell in found}
-    crypto = {name: each["seal"] + each["open"] for name, each in shares.items()}
-    least, most = min(crypto, key=crypto.__getitem__), max(crypto, key=crypto.__getitem__)
-    lowest, highest = (f"{percent(crypto[name])} ({_one_line(name)})" for name in (least, most))
+    crypto = sorted((each["seal"] + each["open"], name.replace("\n", ", ")) for name, each in shares.items())
+    lowest, highest = (f"{percent(share)} ({name})" for share, name in (crypto[0], crypto[-1]))
     says = f"Sealing and opening take {lowest} to {highest} of the time of a worker."
-    hidden = [name for name, each in shares.items() if sum(each.values()) > 1.01]
+    hidden = sum(sum(each.values()) > 1.01 for each in shares.values())
     if hidden:
-        says += f" In {len(hidden)} of {len(shares)} cells part of the work is hidden behind other work."
+        says += f" In {hidden} of {len(shares)} cells part of the work is hidden behind other work."
     used = [piece for piece in PIECES if any(each[piece] > 0 for each in shares.values())]
     numbers = {name: {piece: each[piece] for piece in used} for name, each in shares.items()}
     rows = [
-        (
-            fully(cell),
-            *(brief(pieces(cell)[piece]) for piece in used),
-            brief(cell.lines[PROFILED].seconds.median),
-        )
+        (fully(cell), *(brief(pieces(cell)[piece]) for piece in used), brief(cell.lines[PROFILED].seconds.median))
         for cell in found
     ]
-    return [
-        Figure(
-            "stages", "stacked", title, says, _STAGES_READING, numbers, found, Table(("", *used, "took"), {"": rows})
-        )
-    ]
-
-
-def _one_line(label: str) -> str:
-    return label.replace("\n", ", ")
+    table, options = Table(("", *used, "took"), {"": rows}), {"under": "share of the time it took"}
+    return [Figure("stages", "stacked", title, says, _STAGES_READING, numbers, found, table, options)]
 
 
 def _shares(cell: Cell) -> dict[str, float]:
@@ -123,40 +109,41 @@ def cheapest(study: Study) -> dict[str, float]:
 
 def roofline(study: Study) -> Sequence[Figure | Missing]:
     title = "Roofline of the data plane"
-    found = [
-        cell for cell in study.cells if cell.kind == "collective" and cell.operation == "all_reduce" and plain(cell)
-    ]
-    found = distinct(sorted(having(found, SEALED), key=order), lambda cell: (cell.size, cell.workers))
+    found = having((cell for cell in study.cells if is_all_reduce(cell) and plain(cell)), SEALED)
+    found = distinct(found, lambda cell: (cell.size, cell.workers))
     costs, cores = cheapest(study), study.facts.get("cores")
     if len({cell.size for cell in found}) < 2:
         return [Missing("roofline", title, "all-reduce was measured with fewer than two sizes")]
     if not costs or not cores:
-        why = (
-            "no cell has clocks around the stages" if not costs else "the raw files do not say how many cores there are"
-        )
-        return [Missing("roofline", title, why)]
+        return [Missing("roofline", title, "clocks around the stages, or the number of cores, are not in this study")]
     numbers: dict[str, Any] = {}
-    rows, reached = [], []
-    for workers in sorted({cell.workers for cell in found}):
-        cells = [cell for cell in found if cell.workers == workers]
-        roofs = {"sealed": _roof(costs, workers, cores), "unsealed": _roof(costs, workers, cores, ("seal", "open"))}
-        lines = {
-            variant_text(name): [_speed(cell, name) for cell in cells if name in cell.lines]
-            for name in ("gloo-a", SEALED, UNSEALED, NAIVE)
+    reached = []
+    for name, cells in grouped(sorted(found, key=lambda cell: cell.workers), workers_text).items():
+        roofs = {
+            "roof, sealed": _roof(costs, cells[0].workers, cores),
+            "roof, without seal and open": _roof(costs, cells[0].workers, cores, ("seal", "open")),
         }
-        numbers[f"{workers} workers"] = {"roofs": roofs, "lines": {name: some for name, some in lines.items() if some}}
-        largest = cells[-1]
-        speed = _speed(largest, SEALED)["speed"][1]
+        numbers[name] = {
+            variant_text(each): [_speed(cell, each) for cell in cells if each in cell.lines]
+            for each in ("gloo-a", SEALED, UNSEALED, NAIVE)
+            if any(each in cell.lines for cell in cells)
+        }
+        for roof, height in roofs.items():
+            numbers[name][roof] = [{"label": size_text(cell.size or 0), "speed": [height] * 3} for cell in cells]
+        speed = _speed(cells[-1], SEALED)["speed"][1]
         reached.append(
-            f"with {workers} workers {size_text(largest.size or 0)} at {speed:.2f} GB/s, "
-            f"{percent(speed / roofs['sealed'])} of the roof"
+            f"with {name} {size_text(cells[-1].size or 0)} at {speed:.2f} GB/s, "
+            f"{percent(speed / roofs['roof, sealed'])} of the roof"
         )
-    for stage, cost in costs.items():
-        shares = stage_bytes("all_reduce", _SIZE, 2), stage_bytes("all_reduce", _SIZE, 4)
-        rows.append((stage, f"{cost:.3f}", *(f"{each[stage] / each['send']:.2f}" for each in shares)))
-    says = f"ringfence moves {'; '.join(reached)}."
+    through = [stage_bytes("all_reduce", _SIZE, workers) for workers in (2, 4)]
+    rows = [
+        (stage, f"{cost:.3f}", *(f"{each[stage] / each['send']:.2f}" for each in through))
+        for stage, cost in costs.items()
+    ]
     table = Table(("stage", "cheapest, ns per byte", "bytes per byte sent, 2 workers", "4 workers"), {"": rows})
-    return [Figure("roofline", "roofline", title, says, _ROOF_READING, numbers, found, table)]
+    options = {"what": "speed", "left": "GB/s, all workers", "under": "size of the tensor"}
+    says = f"ringfence moves {'; '.join(reached)}."
+    return [Figure("roofline", "panels", title, says, _ROOF_READING, numbers, found, table, options)]
 
 
 def _roof(costs: dict[str, float], workers: int, cores: int, without: Sequence[str] = ()) -> float:
@@ -168,8 +155,8 @@ def _roof(costs: dict[str, float], workers: int, cores: int, without: Sequence[s
 
 def _speed(cell: Cell, variant: str) -> dict[str, Any]:
     must = necessary_bytes("all_reduce", cell.size or 0, cell.workers) / 1e9
-    low, middle, high = ends(cell.lines[variant].seconds)
-    return {"size": cell.size, "speed": [round(must / each, DIGITS + 2) for each in (high, middle, low)]}
+    speed = [round(must / each, DIGITS + 2) for each in reversed(ends(cell.lines[variant].seconds))]
+    return {"label": size_text(cell.size or 0), "speed": speed}
 
 
 def lower_bound_sentence(study: Study) -> str:
@@ -177,5 +164,5 @@ def lower_bound_sentence(study: Study) -> str:
     costs = cheapest(study)
     if not {"seal", "open"} <= costs.keys():
         return ""
-    crypto = statistics.fmean((costs["seal"], costs["open"]))
+    crypto = (costs["seal"] + costs["open"]) / 2
     return f"One core seals or opens a byte in {crypto:.3f} ns where it was cheapest: {1 / crypto:.1f} GB/s."

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.intervals import MIN_ROUNDS, Interval
-from ringfence_lab.bench.names import BASELINE, STAGES
+from ringfence_lab.bench.names import STAGES
 from ringfence_lab.report.runs import Run, json_of, machines_of, runs_in
 
 SETTINGS: Final = (
@@ -92,15 +92,6 @@ class Cell:
     lines: dict[str, Line] = field(default_factory=dict)
 
     @property
-    def gloo(self) -> Interval | None:
-        """Plaintext Gloo's time: the mean of its two runs."""
-        both = [self.lines[name].seconds for name in BASELINE if name in self.lines]
-        if not both:
-            return None
-        low, median, high = (sum(getattr(one, end) for one in both) / len(both) for end in ("low", "median", "high"))
-        return Interval(median, low, high)
-
-    @property
     def few(self) -> bool:
         """Whether a variant has too few rounds for the cell to be scored."""
         return any(line.rounds < MIN_ROUNDS for line in self.lines.values())
@@ -119,6 +110,11 @@ class Study:
         """Those that measured any of these cells, in the order of their dates."""
         found = {(run.date, run.command): run for cell in cells for run in self.runs.get(cell.name, ())}
         return [found[key] for key in sorted(found)]
+
+    def dates_of(self, cells: Iterable[Cell]) -> str:
+        """The first and the last day on which any of these cells was measured; "" where that is not known."""
+        dates = [run.date[:10] for run in self.runs_of(cells)]
+        return " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""
 
     def part(self, keep: Callable[[str], bool]) -> Study:
         """Return the study of the cells of some kinds only."""

@@ -1,23 +1,103 @@
-"""The summary of a study for the top of the page, and its limits."""
+"""The page of a study: its summary, its limits, and the table of all cells."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from ringfence_lab.bench.intervals import MIN_ROUNDS
-from ringfence_lab.report.figure import QUIET, Figure, counted, counting, distinct, having, ratio_of, uncounted, verdict
-from ringfence_lab.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, percent, plain, what
+from ringfence_lab.bench.units import size_text
+from ringfence_lab.report.figure import (
+    QUIET,
+    Figure,
+    Missing,
+    Table,
+    counted,
+    counting,
+    distinct,
+    doubt,
+    having,
+    over,
+    ratio_of,
+    uncounted,
+    verdict,
+)
+from ringfence_lab.report.labels import (
+    NAIVE,
+    SEALED,
+    UNSEALED,
+    brief,
+    brief_interval,
+    fully,
+    interval_text,
+    is_step,
+    order,
+    percent,
+    plain,
+    variant_text,
+    what,
+)
+from ringfence_lab.report.page import Chapter, Section
+from ringfence_lab.report.published import PUBLISHED
 from ringfence_lab.report.stages import lower_bound_sentence
 from ringfence_lab.report.study import Cell, Study
 
+TITLE: Final = "What protection costs here"
+INTRO: Final = (
+    "ringfence is a torch.distributed backend that encrypts and authenticates everything between workers. A cell is one point "
+    "of the grid of this study: a model, a trace of a model's gradient buckets, or a single collective, with a number of "
+    "workers and settings. In each round of a cell all variants do the same work in turn. Plaintext Gloo, PyTorch's own "
+    "backend, runs twice: the difference between its two runs is the resolution of the measurement."
+)
 READING: Final = (
     "A point is the median over the rounds of a variant's time over plaintext Gloo's in the same round: 1 is as "
     "fast, 2 takes twice as long. Whiskers are its 95 % bootstrap interval. The grey band is how far plaintext "
     "Gloo reads from itself in the same rounds: points inside it cannot be distinguished from 1. Hollow points come from "
     f"cells where that band is wider than ±0.10, or that have fewer than {MIN_ROUNDS} rounds; they are shown and not counted."
 )
+
+_CELLS: Final = (
+    "Medians over the rounds, with 95 % intervals. After the name of a cell: how far plaintext Gloo reads from itself, and "
+    "whether that and the number of rounds are enough to compare ringfence with it."
+)
+_ASIDE: Final = (
+    "Other hardware, other guarantees, other methods of measurement: GPU TEEs, confidential GPUs, supercomputers. None of "
+    "these figures was measured here, none is in a chart with ours, and no ratio between them and ours means anything. They "
+    "are listed because a reader will have seen them."
+)
+
+
+def chapter(study: Study, figures: Sequence[Figure | Missing]) -> Chapter:
+    """Return the page of a study."""
+    header = ("variant", "rounds", "time", "over Gloo", "CPU, all workers", "sent, all workers")
+    cells = {_heading(cell): [_row(cell, name) for name in cell.lines] for cell in sorted(study.cells, key=order)}
+    return Chapter(
+        title=TITLE,
+        headline=headline(study),
+        summary=summary(study),
+        intro=INTRO,
+        reading=READING,
+        limits=limits(study),
+        figures=figures,
+        sections=[Section("cells", "All cells", _CELLS, Table(header, cells))],
+        baseline="Gloo",
+        published=PUBLISHED,
+        aside=_ASIDE,
+    )
+
+
+def _heading(cell: Cell) -> str:
+    result = ""
+    if SEALED in cell.lines and cell.lines[SEALED].ratio:
+        result = f": ringfence is {verdict(cell)}" if cell.scored else f": {doubt(cell)}"
+    return f"{fully(cell)} · Gloo / Gloo ±{cell.resolution:.2f}{result}"
+
+
+def _row(cell: Cell, variant: str) -> tuple[str, ...]:
+    line = cell.lines[variant]
+    times = (brief_interval(line.seconds), interval_text(line.ratio), brief(line.cpu_seconds))
+    return variant_text(variant), str(line.rounds), *times, size_text(line.sent_bytes)
 
 
 def headline(study: Study) -> str:
@@ -100,33 +180,6 @@ def limits(study: Study) -> list[str]:
     return found
 
 
-def machine_text(facts: Mapping[str, Any]) -> str:
-    """The machine in a line, for captions."""
-    if not facts:
-        return "a machine that the raw files do not describe"
-    kernel = str(facts.get("kernel", "")).partition("-")[0]
-    return ", ".join(part for part in (f"{facts.get('cores')} cores of {facts.get('cpu')}", kernel) if part)
-
-
-def provenance(study: Study, figure: Figure) -> dict[str, str]:
-    """Command, date, machine and interval of a figure's cells."""
-    runs = study.runs_of(figure.cells)
-    dates = sorted({run.date[:10] for run in runs})
-    low, high = figure.rounds
-    return {
-        "Command": "; ".join(dict.fromkeys(run.command for run in runs)) or "not in the raw files",
-        "Date": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "not in the raw files",
-        "Machine": machine_text(study.facts),
-        "Samples": f"{counted(len(figure.cells), 'cell')}, {low if low == high else f'{low} to {high}'} rounds each; "
-        f"Gloo against itself {_resolutions(figure.cells)}; 95 % bootstrap intervals",
-    }
-
-
-def _resolutions(cells: Sequence[Cell]) -> str:
-    found = [cell.resolution for cell in cells]
-    return f"±{min(found):.2f} to ±{max(found):.2f}" if len(found) > 1 else f"±{found[0]:.2f}"
-
-
 def _plain_steps(study: Study) -> list[Cell]:
     steps = having((cell for cell in study.cells if plain(cell) and is_step(cell)), SEALED)
     return distinct(steps, lambda cell: (what(cell), cell.workers))
@@ -152,19 +205,17 @@ def _worst(steps: Sequence[Cell]) -> str:
     if len(scored) < 2:
         return ""
     worst, best = max(scored, key=lambda c: ratio_of(c).median), min(scored, key=lambda c: ratio_of(c).median)
-    ends = (
-        f"{fully(cell)} {ratio_of(cell).median:.2f} [{ratio_of(cell).low:.2f}, {ratio_of(cell).high:.2f}]"
-        for cell in (worst, best)
-    )
+    ends = (f"{fully(cell)} {interval_text(ratio_of(cell))}" for cell in (worst, best))
     return "Most and least: {} and {} times Gloo's time.".format(*ends)
 
 
 def _cost_of_sealing(study: Study) -> str:
     """Sealing against a copy, over everything that was measured with both variants on the loopback."""
     cells, note = counting([cell for cell in having(study.cells, SEALED, UNSEALED) if plain(cell)])
-    steps, others = (_over([c for c in cells if is_step(c) is kind], SEALED, UNSEALED) for kind in (True, False))
-    named = ((steps, "steps"), (others, "bare collectives"))
-    parts = [f"{statistics.median(some):.2f} in {name}" for some, name in named if some]
+    parts = []
+    for kind, name in ((True, "steps"), (False, "bare collectives")):
+        if times := [over(cell, SEALED, UNSEALED) for cell in cells if is_step(cell) is kind]:
+            parts.append(f"{statistics.median(times):.2f} in {name}")
     if not parts:
         return ""
     what_for = "Sealing alone (ringfence over its own transport without encryption)"
@@ -173,14 +224,10 @@ def _cost_of_sealing(study: Study) -> str:
 
 def _naive(study: Study) -> str:
     cells, note = counting([cell for cell in having(study.cells, SEALED, NAIVE) if plain(cell)])
-    over = _over(cells, NAIVE, SEALED)
-    if not over:
+    times = [over(cell, NAIVE, SEALED) for cell in cells]
+    if not times:
         return ""
     return (
-        f"Sealing each message for each hop takes {statistics.median(over):.2f} times as long as "
-        f"ringfence in the median of {counted(len(over), 'cell')}, up to {max(over):.2f} times{note}."
+        f"Sealing each message for each hop takes {statistics.median(times):.2f} times as long as "
+        f"ringfence in the median of {counted(len(times), 'cell')}, up to {max(times):.2f} times{note}."
     )
-
-
-def _over(cells: Iterable[Cell], one: str, other: str) -> list[float]:
-    return [cell.lines[one].seconds.median / cell.lines[other].seconds.median for cell in cells]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-from ringfence_lab.report.figure import Figure, Missing, Table, distinct, ends, having, ranged
+from ringfence_lab.report.figure import Figure, Missing, Table, distinct, ends, grouped, having, ranged
 from ringfence_lab.report.labels import (
     ALONE,
     NAIVE,
     SEALED,
     brief,
     bucket_text,
+    interval_text,
     is_step,
-    order,
     variant_text,
     what,
     workers_text,
@@ -31,22 +31,12 @@ _READING: Final = (
 def buckets(study: Study) -> Sequence[Figure | Missing]:
     title = "Bucket size"
     found = [cell for cell in study.cells if is_step(cell) and cell.strategy != "fsdp2" and not cell.rate_bits]
-    found = distinct(sorted(having(found, SEALED), key=order), lambda cell: (_sweep(cell), cell.bucket_mb))
-    sweeps: dict[str, list[Cell]] = {}
-    for cell in found:
-        sweeps.setdefault(_sweep(cell), []).append(cell)
-    sweeps = {name: sorted(cells, key=_bucket) for name, cells in sweeps.items() if len(cells) > 2}
+    found = distinct(having(found, SEALED), lambda cell: (_sweep(cell), cell.bucket_mb))
+    sweeps = {name: sorted(cells, key=_bucket) for name, cells in grouped(found, _sweep).items() if len(cells) > 2}
     if not sweeps:
         return [Missing("buckets", title, "no model was stepped with three or more sizes of buckets")]
-    numbers = {name: _lines(cells, _bucket_label) for name, cells in sweeps.items()}
     says = " ".join(_best(name, cells) for name, cells in sweeps.items())
-    rows = {
-        name: [(_bucket_label(cell), *(_time(cell, each) for each in _SHOWN), _ratio(cell)) for cell in cells]
-        for name, cells in sweeps.items()
-    }
-    header = ("bucket_cap_mb", *_COLUMNS)
-    cells = [cell for some in sweeps.values() for cell in some]
-    return [Figure("buckets", "sweep", title, says, _READING, numbers, cells, Table(header, rows))]
+    return [_figure("buckets", title, says, sweeps, "bucket_cap_mb", _bucket_label)]
 
 
 def _best(name: str, cells: Sequence[Cell]) -> str:
@@ -59,44 +49,51 @@ def _best(name: str, cells: Sequence[Cell]) -> str:
 
 def wires(study: Study) -> Sequence[Figure | Missing]:
     title = "What gradients travel as"
-    groups: dict[str, dict[str, Cell]] = {}
-    for cell in distinct(sorted(having(study.cells, SEALED), key=order), lambda cell: (_wired(cell), cell.wire)):
-        groups.setdefault(_wired(cell), {})[cell.wire] = cell
-    groups = {name: cells for name, cells in groups.items() if len(cells) > 1}
+    found = distinct(having(study.cells, SEALED), lambda cell: (_wired(cell), cell.wire))
+    groups = {name: cells for name, cells in grouped(found, _wired).items() if len(cells) > 1}
     if not groups:
         return [Missing("wires", title, "nothing was measured both as float32 and as bfloat16")]
-    numbers = {name: _lines(list(cells.values()), lambda cell: cell.wire) for name, cells in groups.items()}
     parts = [f"{variant_text(name)} {text}" for name in ("gloo-a", SEALED) if (text := _gain(groups, name))]
     says = f"bfloat16 in the place of float32, time of a step: {'; '.join(parts)}."
-    rows = {
-        name: [(wire, *(_time(cell, each) for each in _SHOWN), _ratio(cell)) for wire, cell in cells.items()]
-        for name, cells in groups.items()
-    }
-    header = ("wire", *_COLUMNS)
-    cells = [cell for some in groups.values() for cell in some.values()]
-    return [Figure("wires", "pairs", title, says, _READING, numbers, cells, Table(header, rows))]
+    return [_figure("wires", title, says, groups, "wire", lambda cell: cell.wire)]
 
 
-def _gain(groups: dict[str, dict[str, Cell]], variant: str) -> str:
+def _gain(groups: Mapping[str, Sequence[Cell]], variant: str) -> str:
     """How many times as long a step takes with half the bytes."""
-    pairs = [
-        (cells["bfloat16"].lines[variant].seconds.median, cells["float32"].lines[variant].seconds.median)
+    both = (
+        {cell.wire: cell.lines[variant].seconds.median for cell in cells if variant in cell.lines}
         for cells in groups.values()
-        if {"float32", "bfloat16"} <= cells.keys() and all(variant in cell.lines for cell in cells.values())
-    ]
-    over = [half / full for half, full in pairs]
-    return f"{ranged(over)} times" if over else ""
+    )
+    times = [each["bfloat16"] / each["float32"] for each in both if {"float32", "bfloat16"} <= each.keys()]
+    return f"{ranged(times)} times" if times else ""
 
 
-def _lines(cells: Sequence[Cell], label: Any) -> dict[str, list[dict[str, Any]]]:
-    """Seconds by variant."""
-    return {
-        variant_text(name): [
-            {"label": label(cell), "seconds": ends(cell.lines[name].seconds)} for cell in cells if name in cell.lines
-        ]
-        for name in _SHOWN
-        if any(name in cell.lines for cell in cells)
+def _figure(
+    name: str, title: str, says: str, groups: Mapping[str, list[Cell]], setting: str, label: Callable[[Cell], str]
+) -> Figure:
+    """Seconds by a setting: a panel for each group of cells that differ in nothing else, a line for each variant."""
+    numbers = {
+        group: {
+            variant_text(each): [
+                {"label": label(cell), "seconds": ends(cell.lines[each].seconds)}
+                for cell in cells
+                if each in cell.lines
+            ]
+            for each in _SHOWN
+            if any(each in cell.lines for cell in cells)
+        }
+        for group, cells in groups.items()
     }
+    rows = {
+        group: [
+            (label(cell), *(_time(cell, each) for each in _SHOWN), interval_text(cell.lines[SEALED].ratio))
+            for cell in cells
+        ]
+        for group, cells in groups.items()
+    }
+    options = {"what": "seconds", "left": "seconds a step", "log": False, "under": setting}
+    cells = [cell for some in groups.values() for cell in some]
+    return Figure(name, "panels", title, says, _READING, numbers, cells, Table((setting, *_COLUMNS), rows), options)
 
 
 def _sweep(cell: Cell) -> str:
@@ -130,8 +127,3 @@ def _bucket_label(cell: Cell) -> str:
 
 def _time(cell: Cell, variant: str) -> str:
     return brief(cell.lines[variant].seconds.median) if variant in cell.lines else "–"
-
-
-def _ratio(cell: Cell) -> str:
-    ratio = cell.lines[SEALED].ratio
-    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
