@@ -38,7 +38,7 @@ def pictures(module: ModuleType, found: Any) -> list[Figure]:
 
 def draw(figures: list[Figure], vectors: Path, pixels: Path) -> None:
     """Draw pictures as SVG for the documents and as PNG for eyes."""
-    from ringfence_lab.report.drawing import chart_of  # late: --check needs no matplotlib
+    from ringfence_lab.report.charts import chart_of  # late: --check needs no matplotlib
     from ringfence_lab.report.style import save
 
     for figure in figures:

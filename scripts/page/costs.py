@@ -397,9 +397,7 @@ def pictures(edition: Edition) -> Iterator[Figure]:
         for place in ("2 x 1", "2 x 4"):
             cell, line = between(edition, place)
             label = f"all-reduce, {place.replace(' x', ' machines x')}"
-            found.setdefault(f"CPU {cpu(edition.machines.facts)}", []).append(
-                point(label, line.ratio, cell.resolution)
-            )
+            found.setdefault(f"CPU {cpu(edition.machines.facts)}", []).append(point(label, line.ratio, cell.resolution))
         found.setdefault(f"CPU {cpu(edition.calls['machine'])}", []).append(
             point("all-reduce, 2 machines x 1", calls[SIZE])
         )

@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from lab.tests.unit import tee_samples
 from lab.tests.unit.report_samples import everything
 from lab.tests.unit.test_report_figures import figures_of, study_of
-from ringfence_lab.report.drawing import chart_of, draw
+from ringfence_lab.report.charts import chart_of, draw
 from ringfence_lab.report.figure import Figure
 from ringfence_lab.report.style import STYLE
 from ringfence_lab.report.write import TEE_BUILDERS
@@ -28,18 +28,6 @@ FIGURES |= {
     for figure in build(study_of(tee_samples.everything()))
     if isinstance(figure, Figure)
 }
-FIGURES["predictions"] = Figure(
-    name="predictions",
-    chart="scatter",
-    title="Predicted against measured",
-    says="",
-    reading="",
-    numbers={
-        "plaintext Gloo": [{"measured": 0.001 * 3**n, "predicted": 0.0011 * 3**n} for n in range(7)],
-        "ringfence": [{"measured": 0.3, "predicted": 0.2, "scored": False}, {"measured": 0.3, "predicted": 0.31}],
-    },
-    cells=(),
-)
 SLACK = 1.0  # pixels
 
 

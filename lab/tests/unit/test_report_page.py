@@ -15,7 +15,6 @@ from lab.tests.unit.report_samples import everything
 from lab.tests.unit.test_report_figures import figures_of, study_of
 from ringfence_lab.report.figure import Figure, Missing
 from ringfence_lab.report.page import page
-from ringfence_lab.report.published import PUBLISHED, READ
 from ringfence_lab.report.summary_text import chapter
 
 SNAPSHOT = Path(__file__).with_name("report_page.html")
@@ -111,18 +110,6 @@ def test_every_variant_of_every_cell_is_in_the_table() -> None:
 
 def test_a_figure_that_is_missing_is_named_with_the_reason() -> None:
     assert "A figure that is not there: nobody measured it." in rendered()
-
-
-def test_published_figures_have_a_page_of_their_own_with_their_doubts() -> None:
-    text = rendered()
-    section = text[text.index('<section id="published" class="own-page">') :]
-    for entry in PUBLISHED:
-        assert entry.read in READ
-        assert entry.doubt
-    assert section.count("<tr><td>") == len(PUBLISHED)
-    assert "<img" not in section
-    assert "41.6" in section
-    assert "41.6" not in text.removesuffix(section)
 
 
 if __name__ == "__main__":

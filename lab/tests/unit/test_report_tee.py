@@ -63,7 +63,7 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
     inside = {link.removeprefix("#") for link in found.links if link.startswith("#")}
     assert inside <= set(found.ids)
     others = [link for link in found.links if not link.startswith("#")]
-    assert all(link.startswith("https://") or link == "report.html" for link in others)
+    assert others == ["report.html"]
 
 
 def test_every_input_stands_there_with_its_source_or_as_an_assumption() -> None:
@@ -136,8 +136,8 @@ def test_the_cell_with_more_cores_in_use_is_shown_and_the_other_checks_it() -> N
 def test_the_input_with_the_largest_effect_comes_first() -> None:
     first, second, *_ = tee.sensitivity(study_of(everything())).groups[""]
     name = "gpt2-xl, h100, 4 devices, confidential, hop by hop"
-    assert first == (name, "CPU's encryption rate", "72.0", "24.0", "3.00 times")
-    assert second[1] == "batch size"
+    assert first == (name, "cpu_rate", "72.0", "24.0", "3.00 times")
+    assert second[1] == "samples"
 
 
 def test_each_switch_is_shown_alone_and_all_together() -> None:
@@ -156,7 +156,7 @@ def test_a_study_of_both_has_two_pages_that_know_of_each_other(tmp_path: Path) -
     first, second = (page.read_text() for page in done.pages)
     assert f'href="{TEE_PAGE}"' in first
     assert f'href="{PAGE}"' in second
-    assert "confidential" not in first.split("</style>")[1].split('id="published"')[0]
+    assert "confidential" not in first.split("</style>")[1]
     assert len(read(folder).cells) == 2
 
 

@@ -6,8 +6,12 @@ A point is {"label", "ratio": [low, median, high], "resolution"} and, where its 
 
 from __future__ import annotations
 
+import base64
+import functools
 import math
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import matplotlib.pyplot as plt
@@ -18,6 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
+from ringfence_lab.report import figure as report
 from ringfence_lab.report.labels import ratio_text
 from ringfence_lab.report.style import (
     BAND,
@@ -28,8 +33,10 @@ from ringfence_lab.report.style import (
     STAGES,
     WHITE,
     WIDTH,
+    Chart,
     legend_below,
     number_axis,
+    save,
     span,
     whiskers,
 )
@@ -200,31 +207,22 @@ def stacked(
     return figure
 
 
-def scatter(series: dict[str, Points], title: str, width: float = WIDTH) -> Figure:
-    """Seconds predicted against seconds measured: on the line is right, between the dotted lines within 10 %."""
-    figure, axis = plt.subplots(figsize=(width, width * 0.82))
-    points = [point for some in series.values() for point in some]
-    low = min(min(point["measured"], point["predicted"]) for point in points) / 1.5
-    high = max(max(point["measured"], point["predicted"]) for point in points) * 1.5
-    for factor, style, words in ((1.0, "-", "right"), (0.9, ":", "10 % off"), (1.1, ":", None)):
-        axis.plot([low, high], [low * factor, high * factor], color="black", lw=0.8, ls=style, label=words)
-    for index, (name, some) in enumerate(series.items()):
-        look = LOOKS.get(name, index)
-        xs, ys = [point["measured"] for point in some], [point["predicted"] for point in some]
-        axis.plot(xs, ys, marker=MARKERS[look], color=COLOURS[look], ls="", ms=5, label=name)
-        _hollow(axis, zip(xs, ys, some, strict=True), look)
-    axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
-    axis.set(xlabel="measured, seconds", ylabel="predicted, seconds")
-    for side in (axis.xaxis, axis.yaxis):
-        side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_title(title, fontsize=11, loc="left")
-    legend_below(figure, [*axis.get_legend_handles_labels()[0], *_legend(series.values(), "")], 2, fontsize=9)
-    return figure
+CHARTS: Final[dict[str, Callable[..., Figure]]] = {"across": across, "panels": panels, "stacked": stacked}
+NAME: Final = re.compile(r"[a-z0-9-]+")  # it names files and sections of the page
+PHONE: Final = 5.4  # inches: on a phone the words of the picture are still read
 
 
-CHARTS: Final[dict[str, Callable[..., Figure]]] = {
-    "across": across,
-    "panels": panels,
-    "stacked": stacked,
-    "scatter": scatter,
-}
+def chart_of(figure: report.Figure) -> Chart:
+    """Return the function that draws a figure."""
+    return functools.partial(CHARTS[figure.chart], **{"title": figure.title, "width": PHONE, **figure.options})
+
+
+def draw(figure: report.Figure, folder: Path) -> str:
+    """Draw a figure into `folder` as SVG and PNG.
+
+    Returns the SVG as a `data:` URI. In an `<img>` element its ids are its own, so that several figures share a page.
+    """
+    if not NAME.fullmatch(figure.name):
+        raise ValueError(f"{figure.name!r} names no figure: small letters, digits and hyphens do")
+    save(figure.name, figure.numbers, chart_of(figure), folder, folder)
+    return f"data:image/svg+xml;base64,{base64.b64encode((folder / f'{figure.name}.svg').read_bytes()).decode()}"

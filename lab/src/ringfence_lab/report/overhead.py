@@ -1,8 +1,7 @@
-"""Figures of what sealing costs over plaintext Gloo: by model, by workers, by size, by rate, and against other variants."""
+"""Figures of what sealing costs over plaintext Gloo: by model, by size, by rate, and against other variants."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,8 +27,6 @@ from ringfence_lab.report.labels import (
     NAIVE,
     SEALED,
     UNSEALED,
-    cut_text,
-    fully,
     is_all_reduce,
     is_step,
     plain,
@@ -56,32 +53,6 @@ def models(study: Study) -> Sequence[Figure | Missing]:
     says = f"A sealed step took {spread(some)}{note}. {_verdicts(cells)}"
     numbers = {name: [point(what(cell), cell) for cell in some] for name, some in _by_workers(cells).items()}
     return [Figure("models", "across", title, says, _READING, numbers, cells)]
-
-
-def workers(study: Study) -> Sequence[Figure | Missing]:
-    title = "Overhead by number of workers"
-    found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or is_all_reduce(cell, _LARGE))]
-    found = distinct(having(found, SEALED), lambda cell: (_joined(cell), cell.workers))
-    every = grouped(found, _joined)
-    groups = {names: cells for names, cells in every.items() if len(cells) > 1}
-    if not groups:
-        why = "nothing was measured with more than one number of workers"
-        return [Missing("workers", title, _apart(found, found) or why)]
-    ends = [
-        f"{', '.join(names)} {ratio_of(cells[0]).median:.2f} with {cells[0].workers} and "
-        f"{ratio_of(cells[-1]).median:.2f} with {cells[-1].workers}"
-        for names, cells in groups.items()
-    ]
-    cells = [cell for some in groups.values() for cell in some]
-    says = f"Time over plaintext Gloo's, fewest and most workers: {'; '.join(ends)}."
-    if left := _apart(found, [cell for some in every.values() if len(some) == 1 for cell in some]):
-        says += f" Not shown: {left}."
-    numbers = {
-        "\n".join(names): {"ringfence": [point(str(cell.workers), cell) for cell in some]}
-        for names, some in groups.items()
-    }
-    options = {"under": "workers", "columns": 3}
-    return [Figure("workers", "panels", title, says, _READING, numbers, cells, options=options)]
 
 
 def sizes(study: Study) -> Sequence[Figure | Missing]:
@@ -145,19 +116,6 @@ def rates(study: Study) -> Sequence[Figure | Missing]:
 def _rated(cell: Cell) -> str:
     hosts = f", {cell.hosts} hosts" if cell.hosts != cell.workers else ""
     return f"{rate_text(cell.rate_bits or 0)}, {what(cell)}{hosts}"
-
-
-def _joined(cell: Cell) -> tuple[str, ...]:
-    """What a line by workers joins: steps cut alike. Of one with fewer buckets, computing hides another share."""
-    return (what(cell), cut_text(cell)) if cell.scaled != 1 else (what(cell),)
-
-
-def _apart(found: Sequence[Cell], left: Sequence[Cell]) -> str:
-    """The cells that are left out only because the steps of their model were cut to another length."""
-    times = Counter(what(cell) for cell in found)
-    names = [fully(cell) for cell in left if times[what(cell)] > 1]
-    why = "cut to another length than with other numbers of workers, and not comparable with these"
-    return f"{'; '.join(names)} ({why})" if names else ""
 
 
 def _by_workers(cells: Sequence[Cell]) -> dict[str, list[Cell]]:

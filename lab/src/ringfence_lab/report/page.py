@@ -1,4 +1,4 @@
-"""The page of a report: a summary, the figures with their provenance, tables, the machine, and what others published.
+"""The page of a report: a summary, the figures with their provenance, tables, and the machine.
 
 The structure is in `templates/page.html`; a `Chapter` has what stands in it.
 """
@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 import jinja2
 
 from ringfence_lab.report.figure import Figure, Missing, Table, counted
-from ringfence_lab.report.published import READ, Entry
 from ringfence_lab.report.study import Study
 
 _FACTS: Final = {
@@ -45,8 +44,6 @@ class Chapter:
     figures: Sequence[Figure | Missing]
     sections: Sequence[Section]
     baseline: str  # what ratios are to, and what was run twice
-    published: Sequence[Entry]
-    aside: str  # what to know of published figures
 
     @property
     def drawn(self) -> list[Figure]:
@@ -80,7 +77,6 @@ def page(study: Study, chapter: Chapter, pictures: Mapping[str, str], beside: Ma
         sources={figure.name: provenance(study, figure, chapter.baseline) for figure in chapter.drawn},
         machine=_machine_facts(study.facts),
         commands=dict.fromkeys(run.command for run in study.runs_of(study.cells)),
-        read=READ,
         beside=beside or {},
     )
 

@@ -33,8 +33,6 @@ LOOKS: Final = {  # a variant has the same colour, shape and dash in every pictu
     "overlap": 4,
     "parallel authentication": 5,
     "published": 4,
-    "roof, sealed": 5,
-    "roof, without seal and open": 3,
 }
 STAGES: Final = {
     "compute": ("#FFFFFF", "--"),

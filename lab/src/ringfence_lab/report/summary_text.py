@@ -1,4 +1,4 @@
-"""The page of a study: its summary, its limits, and the table of all cells."""
+"""The page of a study: its headline, its limits, and the table of all cells."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from ringfence_lab.report.figure import (
     distinct,
     doubt,
     having,
-    over,
     ratio_of,
     uncounted,
     verdict,
 )
 from ringfence_lab.report.labels import (
-    NAIVE,
     SEALED,
-    UNSEALED,
     brief,
     brief_interval,
     fully,
@@ -39,8 +36,6 @@ from ringfence_lab.report.labels import (
     what,
 )
 from ringfence_lab.report.page import Chapter, Section
-from ringfence_lab.report.published import PUBLISHED
-from ringfence_lab.report.stages import lower_bound_sentence
 from ringfence_lab.report.study import Cell, Study
 
 TITLE: Final = "What protection costs here"
@@ -61,11 +56,6 @@ _CELLS: Final = (
     "Medians over the rounds, with 95 % intervals. After the name of a cell: how far plaintext Gloo reads from itself, and "
     "whether that and the number of rounds are enough to compare ringfence with it."
 )
-_ASIDE: Final = (
-    "Other hardware, other guarantees, other methods of measurement: GPU TEEs, confidential GPUs, supercomputers. None of "
-    "these figures was measured here, none is in a chart with ours, and no ratio between them and ours means anything. They "
-    "are listed because a reader will have seen them."
-)
 
 
 def chapter(study: Study, figures: Sequence[Figure | Missing]) -> Chapter:
@@ -75,15 +65,13 @@ def chapter(study: Study, figures: Sequence[Figure | Missing]) -> Chapter:
     return Chapter(
         title=TITLE,
         headline=headline(study),
-        summary=summary(study),
+        summary=(),
         intro=INTRO,
         reading=READING,
         limits=limits(study),
         figures=figures,
         sections=[Section("cells", "All cells", _CELLS, Table(header, cells))],
         baseline="Gloo",
-        published=PUBLISHED,
-        aside=_ASIDE,
     )
 
 
@@ -124,17 +112,6 @@ def headline(study: Study) -> str:
         much = f"{percent(abs(middle - 1))} {'longer' if middle >= 1 else 'shorter'} than with plaintext Gloo"
     step = f"a training step{replayed}, in which" if replayed else "a training step in which"
     return f"On this machine {step} everything between workers is sealed takes {much} ({often}).{uncounted(steps, 'more ')}"
-
-
-def summary(study: Study) -> list[str]:
-    """Return the findings, the most important first."""
-    sentences = [
-        _distinguished(_plain_steps(study)),
-        _worst(_plain_steps(study)),
-        _cost_of_sealing(study),
-        _naive(study),
-    ]
-    return [sentence for sentence in [*sentences, lower_bound_sentence(study)] if sentence]
 
 
 def limits(study: Study) -> list[str]:
@@ -187,47 +164,3 @@ def _plain_steps(study: Study) -> list[Cell]:
 
 def _middle(cells: Iterable[Cell]) -> float:
     return statistics.median(ratio_of(cell).median for cell in cells)
-
-
-def _distinguished(steps: Sequence[Cell]) -> str:
-    scored = [cell for cell in steps if cell.scored]
-    if len(scored) < 2:
-        return ""
-    found = [verdict(cell) for cell in scored]
-    where = {"slower": "are slower", "faster": "are faster", "the same": "cannot be distinguished from it"}
-    parts = [f"{found.count(each) or 'none'} {words}" for each, words in where.items()]
-    among = f"Of {counted(len(scored), 'step')} that the machine was quiet enough to compare with plaintext Gloo"
-    return f"{among}, {', '.join(parts)}."
-
-
-def _worst(steps: Sequence[Cell]) -> str:
-    scored = [cell for cell in steps if cell.scored]
-    if len(scored) < 2:
-        return ""
-    worst, best = max(scored, key=lambda c: ratio_of(c).median), min(scored, key=lambda c: ratio_of(c).median)
-    ends = (f"{fully(cell)} {interval_text(ratio_of(cell))}" for cell in (worst, best))
-    return "Most and least: {} and {} times Gloo's time.".format(*ends)
-
-
-def _cost_of_sealing(study: Study) -> str:
-    """Sealing against a copy, over everything that was measured with both variants on the loopback."""
-    cells, note = counting([cell for cell in having(study.cells, SEALED, UNSEALED) if plain(cell)])
-    parts = []
-    for kind, name in ((True, "steps"), (False, "bare collectives")):
-        if times := [over(cell, SEALED, UNSEALED) for cell in cells if is_step(cell) is kind]:
-            parts.append(f"{statistics.median(times):.2f} in {name}")
-    if not parts:
-        return ""
-    what_for = "Sealing alone (ringfence over its own transport without encryption)"
-    return f"{what_for} costs a factor of {' and '.join(parts)}, in the median{note}."
-
-
-def _naive(study: Study) -> str:
-    cells, note = counting([cell for cell in having(study.cells, SEALED, NAIVE) if plain(cell)])
-    times = [over(cell, NAIVE, SEALED) for cell in cells]
-    if not times:
-        return ""
-    return (
-        f"Sealing each message for each hop takes {statistics.median(times):.2f} times as long as "
-        f"ringfence in the median of {counted(len(times), 'cell')}, up to {max(times):.2f} times{note}."
-    )

@@ -9,11 +9,10 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.bench.names import TEE_BASELINE
 from ringfence_lab.bench.units import size_text
 from ringfence_lab.report.figure import Figure, Missing, Point, Table, grouped, having, over, point, ratio_of
-from ringfence_lab.report.labels import cut_text, percent, ratio_text
+from ringfence_lab.report.labels import cut_text, interval_text, percent, ratio_text
 from ringfence_lab.report.study import Cell, Study
 
 KIND: Final = "gpu-tee"
@@ -42,18 +41,6 @@ _READING: Final = (
     "rounds."
 )
 _OPTIONS: Final = {"under": "time over the same step without a TEE", "band": "no TEE against itself"}
-_SAME: Final = 0.01  # by which medians may differ and still be called the same
-_INPUTS: Final = {
-    "copy_overhead": "overhead of a copy",
-    "cpu_rate": "CPU's encryption rate",
-    "cpu_threads": "driver threads",
-    "link_rate": "PCIe rate",
-    "device_rate": "device's encryption rate",
-    "authentication_rate": "device's authentication rate",
-    "peer_rate": "rate between devices without a TEE",
-    "samples": "batch size",
-    "host_cores": "cores of a host",
-}
 
 Found = Sequence[Figure | Missing]
 
@@ -258,32 +245,15 @@ def dilations(study: Study) -> Table:
     """Return the ratios of the cells that were measured with two numbers of cores in use: contention would change them."""
     rows = []
     for same in grouped(sorted((cell for cell in study.cells if not cell.changed), key=order), _place).values():
-        one, other = max(same, key=lambda cell: cell.load or 0), min(same, key=lambda cell: cell.load or 0)
-        for name in one.lines:
-            if (one.load or 0) > (other.load or 0) and name in other.lines and name not in TEE_BASELINE:
-                first, second = ratio_of(one, name), ratio_of(other, name)
-                rows.append((fully(one), NAMES[name], *_at(one, name), *_at(other, name), _agreement(first, second)))
-    columns = ("ratio", "dilation", "cores", "late")
-    return Table(("cell", "variant", *columns, *columns, "difference"), {"": rows})
-
-
-def _at(cell: Cell, name: str) -> tuple[str, ...]:
-    line, ratio = cell.lines[name], ratio_of(cell, name)
-    interval = f"{ratio_text(ratio.median)} [{ratio_text(ratio.low)}, {ratio_text(ratio.high)}]"
-    return interval, f"{line.dilation:g}", f"{line.cores:.2f}", late_text(cell, name)
-
-
-def late_text(cell: Cell, name: str) -> str:
-    """Return for how much of the wall time simulated time stood still."""
-    line = cell.lines[name]
-    return percent(line.late_seconds / line.wall_seconds) if line.wall_seconds else "–"
-
-
-def _agreement(first: Interval, second: Interval) -> str:
-    """Return the difference of two medians, and whether it is more than their intervals, or 1 %, leave open."""
-    apart = second.median / first.median - 1
-    agree = (first.low <= second.high and second.low <= first.high) or abs(apart) <= _SAME
-    return f"{100 * apart:+.1f} %{'' if agree else ', apart'}"
+        both = (max(same, key=lambda cell: cell.load or 0), min(same, key=lambda cell: cell.load or 0))
+        for name in both[0].lines if both[0].load != both[1].load else ():
+            if name in both[1].lines and name not in TEE_BASELINE:
+                at = [(interval_text(cell.lines[name].ratio), f"{cell.lines[name].cores:.2f}") for cell in both]
+                first, second = (ratio_of(cell, name) for cell in both)
+                apart = "" if first.low <= second.high and second.low <= first.high else ", apart"
+                difference = f"{100 * (second.median / first.median - 1):+.1f} %{apart}"
+                rows.append((fully(both[0]), NAMES[name], *at[0], *at[1], difference))
+    return Table(("cell", "variant", *("ratio", "cores in use") * 2, "difference"), {"": rows})
 
 
 def sensitivity(study: Study) -> Table:
@@ -299,7 +269,7 @@ def sensitivity(study: Study) -> Table:
                 ratios = {(cell.changed or "").split()[-1]: ratio_of(cell, variant).median for cell in cells}
                 known = [*base, *ratios.values()]
                 ends = (ratio_text(ratios[end]) if end in ratios else "–" for end in ("x0.5", "x2"))
-                found.append((max(known) / min(known), (_INPUTS.get(name, name), *ends)))
+                found.append((max(known) / min(known), (name, *ends)))
             title = f"{what(varied[0])}, {varied[0].preset}, {varied[0].workers} devices, {NAMES[variant]}"
             for swing, row in sorted(found, key=lambda each: -each[0]):
                 rows.append((title, *row, f"{swing:.2f} times"))

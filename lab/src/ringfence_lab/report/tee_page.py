@@ -9,9 +9,8 @@ from ringfence.errors import ConfigurationError
 from ringfence_lab.accelerator import tee as devices
 from ringfence_lab.report import tee
 from ringfence_lab.report.figure import Figure, Missing, Table, over, ratio_of
-from ringfence_lab.report.labels import brief, interval_text, ratio_text
+from ringfence_lab.report.labels import brief, interval_text, percent, ratio_text
 from ringfence_lab.report.page import Chapter, Section
-from ringfence_lab.report.published import PUBLISHED
 from ringfence_lab.report.study import Cell, Study
 
 TITLE: Final = "What GPU TEEs cost, simulated"
@@ -31,8 +30,8 @@ LIMITS: Final = (
     "The ring has one channel and sends each part whole. NCCL has several channels and cuts parts into slices, which hides "
     "a part of what is measured here.",
     "Published figures were measured on other hardware with models, batch sizes and bucket sizes that were not found. "
-    "Only abstracts and openings of the papers were read. No input was chosen to reach their figures, except the "
-    "authentication rate of the preset software.",
+    "Only abstracts and openings of the papers were read; one may have used emulated drivers. No input was chosen to reach "
+    "their figures, except the authentication rate of the preset software.",
     "ringfence really seals and sends between processes. What its host could do in the same time is a limit on the rate "
     "of its links, from the planner's figures for one core of a trust domain.",
 )
@@ -44,7 +43,6 @@ _DISTANCES: Final = (
     "What was published, what the simulation gives, and how far apart they are. Nothing was adjusted to reduce the "
     "distance."
 )
-_PRESENT: Final = ("Lee et al.", "Fastrack", "Phala", "Tinfoil", "NVIDIA")
 
 
 def chapter(study: Study, figures: Sequence[Figure | Missing]) -> Chapter:
@@ -72,8 +70,6 @@ def chapter(study: Study, figures: Sequence[Figure | Missing]) -> Chapter:
         figures=figures,
         sections=[section for section in sections if any(section.table.groups.values())],
         baseline="the step without a TEE",
-        published=[entry for entry in PUBLISHED if entry.who.startswith(_PRESENT)],
-        aside="Measured on other hardware, with other guarantees and methods.",
     )
 
 
@@ -133,5 +129,6 @@ def _heading(cell: Cell) -> str:
 def _row(cell: Cell, variant: str) -> tuple[str, ...]:
     line = cell.lines[variant]
     times = (brief(line.seconds.median), interval_text(line.ratio))
-    cores = (f"{line.dilation:g}", f"{line.cores:.2f}", tee.late_text(cell, variant))
+    late = percent(line.late_seconds / line.wall_seconds) if line.wall_seconds else "–"
+    cores = (f"{line.dilation:g}", f"{line.cores:.2f}", late)
     return tee.NAMES.get(variant, variant), str(line.rounds), *times, *cores

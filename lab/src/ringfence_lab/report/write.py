@@ -13,7 +13,6 @@ from ringfence.errors import ConfigurationError
 from ringfence_lab.report import overhead, stages, summary_text, tee, tee_page, tuning
 from ringfence_lab.report.figure import Builder, Figure, Missing
 from ringfence_lab.report.page import Chapter, page
-from ringfence_lab.report.predictions import predictions
 from ringfence_lab.report.study import Study, read
 
 PAGE: Final = "report.html"
@@ -22,15 +21,12 @@ FIGURES: Final = "figures"
 _BESIDE: Final = {PAGE: "The other cells of this study", TEE_PAGE: "GPU TEEs, on a page of their own"}
 BUILDERS: Final[tuple[Builder, ...]] = (
     overhead.models,
-    overhead.workers,
     overhead.variants,
     stages.stages,
     tuning.buckets,
     tuning.wires,
     overhead.rates,
     overhead.sizes,
-    stages.roofline,
-    predictions,
 )
 TEE_BUILDERS: Final[tuple[Builder, ...]] = (tee.models, tee.switches, tee.ringfence)
 
@@ -53,7 +49,6 @@ def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: Non
     on_tees, others = found.part(lambda kind: kind == tee.KIND), found.part(lambda kind: kind != tee.KIND)
     pages: dict[str, tuple[Study, Chapter]] = {}
     if others.cells or not on_tees.cells:
-        say("calibrating the planner with half of the cells to predict the other half")  # the one step that takes long
         figures = [figure for build in BUILDERS for figure in build(others)]
         pages[PAGE] = others, summary_text.chapter(others, figures)
     if on_tees.cells:
@@ -76,7 +71,7 @@ def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: Non
 
 def _draw(chapter: Chapter, folder: Path, say: Callable[[str], None]) -> dict[str, str]:
     """Draw the figures of a page into `folder`, and return them as `data:` URIs by name."""
-    from ringfence_lab.report.drawing import draw  # late: it imports matplotlib, which takes a second
+    from ringfence_lab.report.charts import draw  # late: it imports matplotlib, which takes a second
 
     found = {}
     for figure in chapter.drawn:
