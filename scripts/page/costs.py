@@ -51,7 +51,15 @@ COLUMNS: Final[dict[str, Callable[[Result, Line, Line], str]]] = {  # of Gloo's 
     "cores in use, Gloo / ringfence": lambda _, gloo, ours: (
         f"{gloo.cpu_seconds / gloo.seconds:.1f} / {ours.cpu_seconds / ours.seconds:.1f}"
     ),
+    "unsealed": lambda result, gloo, ours: ratio_text(_ratio(result, "ringfence-unsealed")),
+    "hop by hop": lambda result, gloo, ours: ratio_text(_ratio(result, "hop-by-hop")),
+    "TLS 1.3": lambda result, gloo, ours: ratio_text(_ratio(result, "tls")),
 }
+
+
+def _ratio(result: Result, variant: str) -> Interval | None:
+    line = line_of(result, variant)
+    return line.ratio if line else None
 
 
 def ratio_text(ratio: Interval | None) -> str:
@@ -72,30 +80,15 @@ def compared(labels: Iterable[str], columns: Iterable[str], cases: Cases) -> str
     return table([*labels, *columns], rows)
 
 
-def side_by_side(label: str, counts: Iterable[int], cases: Cases) -> str:
-    """A table of ratios: a row for each first cell of the cases, two columns for each number of workers."""
-    rows: dict[str, list[str]] = {}
-    for (name, _), result in cases:
-        line = line_of(result)
-        found = [ratio_text(line.ratio), f"±{result.resolution:.2f}"] if result and line else ["–", "–"]
-        rows.setdefault(name, [name]).extend(found)
-    return table([label, *(cell for count in counts for cell in (f"{count} workers", "Gloo / Gloo"))], rows.values())
-
-
 # -- what was measured ------------------------------------------------------------------------------------------------
 
 
 def all_reduces(edition: Edition, counts: Iterable[int], **settings: Any) -> Cases:
     return [
-        ((size_text(size), str(workers)), edition.collective("all_reduce", size, workers, **settings))
-        for size in LARGE
+        ((str(workers), size_text(size)), edition.collective("all_reduce", size, workers, **settings))
         for workers in counts
+        for size in LARGE
     ]
-
-
-def by_workers(cases: Cases) -> Cases:
-    """The number of workers first."""
-    return sorted((((workers, size), result) for (size, workers), result in cases), key=lambda case: int(case[0][0]))
 
 
 def collectives(edition: Edition) -> Cases:
@@ -229,21 +222,11 @@ def rivals(edition: Edition) -> str:
     """The ratio of ringfence to each other variant."""
     rows = [
         (*cells, title, ratio_text(result.sealed_over[name]))
-        for cells, result in by_workers(all_reduces(edition, (2, 4)))
+        for cells, result in all_reduces(edition, (2, 4))
         for name, title in RIVALS.items()
         if result and name in result.sealed_over
     ]
     return table(("workers", "size", "other variant", "ringfence over it"), rows)
-
-
-def busy(edition: Edition) -> str:
-    rows = []
-    for cells, result in by_workers(all_reduces(edition, (2, 4), busy=True)):
-        lines = [line_of(result, name) for name in ("gloo-a", SEALED, *RIVALS)]
-        times = (time_text(line.seconds) for line in lines[:2] if line)
-        ratios = (ratio_text(line.ratio if line else None) for line in lines[1:])
-        rows.append((*cells, *times, *ratios, f"±{result.resolution:.2f}" if result else ""))
-    return table(("workers", "size", "Gloo", "ringfence", "ringfence / Gloo", *RIVALS.values(), "Gloo / Gloo"), rows)
 
 
 def stages(edition: Edition) -> str:
@@ -331,16 +314,18 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "circumstances": circumstances,
     "commands": lambda edition: "\n".join(["```sh", *edition.commands, "```"]),
     "two-workers": two_workers,
-    "all-reduce": lambda edition: side_by_side("size", (4, 8), all_reduces(edition, (4, 8))),
+    "all-reduce": lambda edition: compared(("workers", "size"), TIMES, all_reduces(edition, (4, 8))),
     "times": lambda edition: compared(
         ("workers", "size"),
         ("Gloo, CPU ns/B", "ringfence, CPU ns/B", "Gloo, sent", "ringfence, sent"),
-        by_workers(all_reduces(edition, (2, 4, 8))),
+        all_reduces(edition, (2, 4, 8)),
     ),
     "costs": rivals,
     "tunnels": tunnels,
-    "collectives": lambda edition: side_by_side("25 MiB", (2, 4), collectives(edition)),
-    "busy": busy,
+    "collectives": lambda edition: compared(("25 MiB", "workers"), TIMES, collectives(edition)),
+    "busy": lambda edition: compared(
+        ("workers", "size"), (*TIMES, *RIVALS.values()), all_reduces(edition, (2, 4), busy=True)
+    ),
     "training": lambda edition: compared(
         ("model", "", "workers"), (*TIMES, "Gloo, CPU", "ringfence, CPU"), training(edition)
     ),
@@ -406,19 +391,10 @@ def pictures(edition: Edition) -> Iterator[Figure]:
             found.setdefault(name, []).extend(some)
         yield figure("headline", "across", "Sealed: 25 MiB all-reduce, and DDP steps; machines x workers", found)
     lines = {"2 workers, median call": [point(size_text(size), ratio) for size, ratio in calls.items()]}
-    lines |= points("{0} workers", "{1}", by_workers(all_reduces(edition, (4, 8))))
+    lines |= points("{0} workers", "{1}", all_reduces(edition, (4, 8)))
     title = "Sealed all-reduce, loopback; with 95 % intervals for 4 and 8 workers on 2 cores"
     numbers = {name: {"ringfence": some} for name, some in lines.items() if some}
     yield figure("all-reduce", "panels", title, numbers, columns=3)
-    others: dict[str, list[dict[str, Any]]] = {}
-    for (workers, size), result in by_workers(all_reduces(edition, (2, 4))):
-        for name, title in RIVALS.items() if size == size_text(SIZE) and result else ():
-            if result and name in result.sealed_over:
-                ratio = result.sealed_over[name]
-                inverse = Interval(1 / ratio.median, 1 / ratio.high, 1 / ratio.low)
-                others.setdefault(f"{workers} workers", []).append(point(title, inverse))
-    under = "time over sealed ringfence (1: as fast; left of it: faster)"
-    yield figure("variants", "across", "All-reduce of 25 MiB, loopback: other ways", others, under=under)
     found = points("{1} workers", "{0}", collectives(edition))
     yield figure("collectives", "across", "Collectives of 25 MiB, loopback, sealed", found)
     found = points("{2} workers", "{0}, {1}", training(edition))
