@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lab.tests.unit.report_samples import FACTS, RUN, Row, cell, everything
 from ringfence_lab.bench.intervals import Interval
-from ringfence_lab.report import overhead, stages, summary_text, tuning
+from ringfence_lab.report import overhead, steps, summary_text
 from ringfence_lab.report.figure import Figure, Missing, verdict
 from ringfence_lab.report.labels import brief, brief_interval, fully
 from ringfence_lab.report.page import provenance
@@ -138,7 +138,7 @@ def test_a_limited_network_is_shown_with_its_rate() -> None:
 
 
 def test_buckets_are_in_order_and_the_shortest_is_named() -> None:
-    figure = drawn(tuning.buckets(study_of(everything())))
+    figure = drawn(steps.buckets(study_of(everything())))
     (lines,) = figure.numbers.values()
     assert [point["label"] for point in lines["ringfence"]] == ["1", "default", "50", "200"]
     assert "shortest with default buckets" in figure.says
@@ -146,7 +146,7 @@ def test_buckets_are_in_order_and_the_shortest_is_named() -> None:
 
 def test_wire_types_are_compared_for_the_same_case_only() -> None:
     rows = step() + step(wire="bfloat16", factor=0.55) + step("resnet50", wire="bfloat16")
-    figure = drawn(tuning.wires(study_of(rows)))
+    figure = drawn(steps.wires(study_of(rows)))
     assert list(figure.numbers) == ["gpt2, 2 workers"]
     assert "ringfence 0.50 times" in figure.says
 
@@ -163,7 +163,7 @@ def test_pieces_of_a_step_fill_it_or_overlap(shares: list[float], took: float, c
         if row["variant"] == "ringfence-profiled":
             row.update({f"stage_{stage}": share * 1e9 for stage, share in zip(PROFILE, shares, strict=True)})
     (one,) = study_of(rows).cells
-    pieces = stages.pieces(one)
+    pieces = steps.pieces(one)
     assert all(seconds >= 0 for seconds in pieces.values())
     assert sum(pieces.values()) >= took * (1 - 1e-9)
     work = sum(pieces.values()) - pieces["wait"] - pieces["rest"]

@@ -50,9 +50,9 @@ Found = Sequence[Figure | Missing]
 
 def steps(study: Study, *variants: str) -> list[Cell]:
     """Return the steps with the inputs of their preset that have these variants: of two dilations, with more cores in use."""
-    some = having((cell for cell in study.cells if not cell.operation and not cell.changed), *variants)
-    found = [max(same, key=lambda cell: cell.load or 0) for same in grouped(some, _place).values()]
-    return sorted(found, key=order)
+    places = grouped((cell for cell in study.cells if not cell.operation and not cell.changed), _place)
+    found = [max(same, key=lambda cell: cell.load or 0) for same in places.values()]
+    return sorted(having(found, *variants), key=order)
 
 
 def plain_steps(study: Study, *variants: str) -> list[Cell]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ringfence.errors import ConfigurationError
-from ringfence_lab.report import overhead, stages, summary_text, tee, tee_page, tuning
+from ringfence.private_files import replace_file
+from ringfence_lab.report import overhead, steps, summary_text, tee, tee_page
 from ringfence_lab.report.figure import Builder, Figure, Missing
 from ringfence_lab.report.page import Chapter, page
 from ringfence_lab.report.study import Study, read
@@ -22,9 +21,9 @@ _BESIDE: Final = {PAGE: "The other cells of this study", TEE_PAGE: "GPU TEEs, on
 BUILDERS: Final[tuple[Builder, ...]] = (
     overhead.models,
     overhead.variants,
-    stages.stages,
-    tuning.buckets,
-    tuning.wires,
+    steps.stages,
+    steps.buckets,
+    steps.wires,
     overhead.rates,
     overhead.sizes,
 )
@@ -58,7 +57,8 @@ def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: Non
         (target / FIGURES).mkdir(parents=True, exist_ok=True)
         for name, (study, chapter) in pages.items():
             beside = {address: words for address, words in _BESIDE.items() if address in pages and address != name}
-            _replace(target / name, page(study, chapter, _draw(chapter, target / FIGURES, say), beside))
+            text = page(study, chapter, _draw(chapter, target / FIGURES, say), beside)
+            replace_file(target / name, text.encode(), 0o644)
     except OSError as error:
         raise ConfigurationError(f"cannot write the report to {target}: {error.strerror}") from error
     chapters = [chapter for _, chapter in pages.values()]
@@ -78,12 +78,3 @@ def _draw(chapter: Chapter, folder: Path, say: Callable[[str], None]) -> dict[st
         say(f"drawing: {figure.title}")
         found[figure.name] = draw(figure, folder)
     return found
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file in one step, so that readers see the old or the new page."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(aside, 0o644)
-    os.replace(aside, path)
