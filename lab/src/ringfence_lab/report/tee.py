@@ -6,7 +6,7 @@ Nothing is fitted to the published figures.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ringfence_lab.bench.names import TEE_BASELINE
@@ -114,17 +114,17 @@ def models(study: Study) -> Found:
         f"On {GPUS} devices a confidential step takes {low} to {high} times the step without a TEE. {LEE} publish {AVERAGE} "
         f"on average and {WORST} for GPT-2 XL."
     )
-    numbers = _series(cells, (CONFIDENTIAL, ALL, SEALED), lambda cell: f"{cell.model},\n{cell.preset}")
+    numbers = _series(cells, (CONFIDENTIAL, ALL, SEALED))
     published: Point = {"ratio": [WORST] * 3, "resolution": 0.0}
     if largest := [cell for cell in cells if cell.model == LARGEST]:
-        numbers["published"] = [{"label": f"{cell.model},\n{cell.preset}", **published} for cell in largest]
+        numbers["published"] = [{"label": _named(cell), **published} for cell in largest]
     reading = f"{_READING} Published: {LEE}, measured on other hardware."
     return [Figure("tee-models", "across", title, says, reading, numbers, cells, options=_OPTIONS)]
 
 
 def switches(study: Study) -> Found:
     title = "The three optimisations"
-    cells = plain_steps(study, CONFIDENTIAL, *SWITCHES, ALL)
+    cells = [cell for cell in steps(study, CONFIDENTIAL, *SWITCHES, ALL) if cell.bucket_mb is None]
     if not cells:
         return [Missing("tee-switches", title, "no step was measured with each switch alone and with all of them")]
     best = max(cells, key=saved)
@@ -132,7 +132,7 @@ def switches(study: Study) -> Found:
         f"All three together save {percent(saved(best))} of the confidential step at most ({fully(best)}); "
         f"{FASTRACK} publishes up to {100 * SAVED:.1f} % of the run time."
     )
-    numbers = _series(cells, (CONFIDENTIAL, *SWITCHES, ALL), lambda cell: f"{cell.model},\n{cell.preset}")
+    numbers = _series(cells, (CONFIDENTIAL, *SWITCHES, ALL))
     return [Figure("tee-switches", "across", title, says, _READING, numbers, cells, options=_OPTIONS)]
 
 
@@ -151,15 +151,17 @@ def ringfence(study: Study) -> Found:
         f"receives, opens and adds with {' or '.join(f'{each:g}' for each in cores)} core{'' if cores == [1] else 's'}, at the "
         "planner's figures for a trust domain."
     )
-    numbers = _series(
-        cells, (CONFIDENTIAL, SEALED), lambda cell: f"{what(cell)}\n{cell.preset}, {cell.workers} devices"
-    )
+    numbers = _series(cells, (CONFIDENTIAL, SEALED))
     return [Figure("tee-ringfence", "across", title, says, _READING, numbers, cells, options=_OPTIONS)]
 
 
-def _series(cells: Sequence[Cell], variants: Sequence[str], label: Callable[[Cell], str]) -> dict[str, list[Point]]:
+def _named(cell: Cell) -> str:
+    return f"{what(cell)}\n{cell.preset}, {cell.workers} devices"
+
+
+def _series(cells: Sequence[Cell], variants: Sequence[str]) -> dict[str, list[Point]]:
     """Return the points of the variants that took part in any of the cells, by name."""
-    found = {NAMES[name]: [point(label(cell), cell, name) for cell in having(cells, name)] for name in variants}
+    found = {NAMES[name]: [point(_named(cell), cell, name) for cell in having(cells, name)] for name in variants}
     return {name: points for name, points in found.items() if points}
 
 
@@ -179,18 +181,8 @@ def all_steps(study: Study) -> Table:
         rows.append(
             (f"{cell.model}", f"{cell.preset}", bucket, f"{cell.workers}", f"{cell.all_reduces}", *ratios, beside)
         )
-    header = (
-        "model",
-        "preset",
-        "buckets",
-        "devices",
-        "all-reduces",
-        "hop by hop",
-        "all three",
-        "ringfence",
-        "over hop by hop",
-    )
-    return Table(header, {"": rows})
+    settings = ("model", "preset", "buckets", "devices", "all-reduces")
+    return Table((*settings, "hop by hop", "all three", "ringfence", "over hop by hop"), {"": rows})
 
 
 def distances(study: Study) -> Table:
