@@ -1,9 +1,18 @@
-"""The page "What it costs": tables and pictures from raw samples, so that no figure in a document is typed by hand.
+"""The project's own pages of figures: tables and pictures from recorded results, so that no figure is typed by hand.
 
-    docs/results/samples.jsonl -> edition ─┬► tables ─► between markers in docs/benchmarks/what-it-costs.md and README.md
-                                           └► series ─► draw ─► docs/figures/*.svg
+    docs/results ─► read ─┬► TABLES ──► between markers in the PAGES of a module
+                          └► pictures ─► docs/figures/*.svg
 
-It is a script and no command of ringfence, because it writes this repository's documents; its charts are those of
-`ringfence report`. Every picture carries a digest of the numbers it was drawn from, so that a test can tell a
-stale one without drawing it.
+Each module is one kind of marker: costs (`figures`), gpu_tee, admission, channels and recovery. It is a script and no command
+of ringfence, because it writes this repository's documents; its charts are those of `ringfence report`. Every picture has a
+digest of the numbers it was drawn from, so that a stale one is found without drawing it.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = ROOT / "docs" / "results"
+FIGURES: Final = ROOT / "docs" / "figures"

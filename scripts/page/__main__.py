@@ -1,42 +1,74 @@
-"""`scripts/figures`: draw the pictures and write the tables, or say with --check what is stale."""
+"""`scripts/figures`: write the tables and draw the pictures of the documents, or say with --check what is stale."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
 
-from scripts.page.documents import FIGURES, RESULTS, ROOT, documents, filled, stale
-from scripts.page.edition import read
-from scripts.page.series import SERIES
+from ringfence_lab.report.figure import Figure, digest
+from scripts import generated
+from scripts.page import FIGURES, RESULTS, admission, channels, costs, gpu_tee, recovery
+
+MODULES: Final = (costs, gpu_tee, admission, channels, recovery)
+
+
+def filled(module: ModuleType, text: str, found: Any) -> str:
+    """The text of a page with fresh tables at the markers of a module; a marker that names no table is a mistake."""
+    return generated.filled(text, module.KIND, lambda name: module.TABLES[name](found))
+
+
+def stale(module: ModuleType, found: Any) -> list[str]:
+    """What does not show these results: documents by their text, pictures by the digest they carry."""
+    names = [page.name for page in module.PAGES if page.read_text() != filled(module, page.read_text(), found)]
+    for figure in pictures(module, found):
+        path = FIGURES / f"{figure.name}.svg"
+        if not path.exists() or f"samples {digest(figure.numbers)}" not in path.read_text():
+            names.append(path.name)
+    return names
+
+
+def pictures(module: ModuleType, found: Any) -> list[Figure]:
+    """The pictures of a module that these results have numbers for."""
+    return [figure for figure in module.pictures(found) if figure.numbers] if hasattr(module, "pictures") else []
+
+
+def draw(figures: list[Figure], vectors: Path, pixels: Path) -> None:
+    """Draw pictures as SVG for the documents and as PNG for eyes."""
+    from ringfence_lab.report.charts import chart_of  # late: --check needs no matplotlib
+    from ringfence_lab.report.style import save
+
+    for figure in figures:
+        save(figure.name, figure.numbers, chart_of(figure), vectors, pixels)
+        print(f"drew {vectors / figure.name}.svg")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/figures", description=__doc__)
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: docs/results")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="other samples, for --only-pictures")
     parser.add_argument("--only-pictures", type=Path, metavar="DIR", help="into this folder; leave the documents alone")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if anything is stale")
     options = parser.parse_args()
-    edition = read(options.results)
-    if not edition.results:
-        print(f"{options.results} holds no samples; scripts/measure makes them", file=sys.stderr)
-        return 2
+    if options.only_pictures:
+        options.only_pictures.mkdir(parents=True, exist_ok=True)
+        draw(pictures(costs, costs.read(options.results or RESULTS)), options.only_pictures, options.only_pictures)
+        return 0
+    if options.results:
+        parser.error("documents show docs/results: --results needs --only-pictures")
+    results = {module: module.read(RESULTS) for module in MODULES}
     if options.check:
-        print("\n".join(found := stale(edition)) or "all is fresh")
-        return 1 if found else 0
-    if options.only_pictures is None:
-        for path in documents(edition):
-            path.write_text(filled(path.read_text(), edition))
-            print(f"wrote {path.name}")
-    vectors, pixels = options.only_pictures or FIGURES, options.only_pictures or ROOT / "build" / "figures"
-    from scripts.page.draw import draw  # late: --check needs no matplotlib
-
-    for folder in (vectors, pixels):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, series in SERIES.items():
-        if numbers := series(edition):
-            draw(name, numbers, vectors, pixels)
-            print(f"drew {name}: {vectors / name}.svg, {pixels / name}.png")
+        names = [name for module, found in results.items() for name in stale(module, found)]
+        print("\n".join(f"{name} is stale: run scripts/figures" for name in names) or "all is fresh")
+        return 1 if names else 0
+    for module, found in results.items():
+        for page in module.PAGES:
+            page.write_text(filled(module, page.read_text(), found))
+            print(f"wrote {page.name}")
+        with tempfile.TemporaryDirectory() as pixels:
+            draw(pictures(module, found), FIGURES, Path(pixels))
     return 0
 
 

@@ -7,11 +7,15 @@ import re
 
 import pytest
 
-from scripts.admission_tables import PAGE, RESULTS, TABLES, filled, read
+from scripts.page import RESULTS, admission
+from scripts.page.__main__ import filled
+from scripts.page.admission import PAGES, TABLES, read
+
+(PAGE,) = PAGES
 
 
 def test_the_page_shows_the_results_that_lie_beside_it() -> None:
-    assert PAGE.read_text() == filled(PAGE.read_text(), read(RESULTS)), "run scripts/admission"
+    assert PAGE.read_text() == filled(admission, PAGE.read_text(), read(RESULTS)), "run scripts/figures"
 
 
 def test_every_table_has_its_place_and_every_place_its_table() -> None:
@@ -20,7 +24,7 @@ def test_every_table_has_its_place_and_every_place_its_table() -> None:
     ]  # fmt: skip
     assert set(re.findall(r"<!-- admission: ([a-z-]+) -->", PAGE.read_text())) == set(TABLES)
     with pytest.raises(KeyError, match="nonsense"):
-        filled("<!-- admission: nonsense -->\nold\n<!-- end of admission -->", read(RESULTS))
+        filled(admission, "<!-- admission: nonsense -->\nold\n<!-- end of admission -->", read(RESULTS))
 
 
 def test_other_results_make_the_page_stale() -> None:
@@ -36,7 +40,7 @@ def test_other_results_make_the_page_stale() -> None:
     }.items():
         changed = copy.deepcopy(results)
         change(changed[name])
-        assert filled(page, changed) != page, name
+        assert filled(admission, page, changed) != page, name
 
 
 def test_everybody_verified_in_the_largest_world() -> None:

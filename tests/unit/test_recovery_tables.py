@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 
-from scripts.recovery_tables import CASES, MODES, PAGE, RESULTS, filled, read
+from scripts.page import RESULTS, recovery
+from scripts.page.__main__ import filled
+from scripts.page.recovery import CASES, MODES, PAGES, read
+
+(PAGE,) = PAGES
 
 
 def test_the_page_shows_the_results_that_lie_beside_it() -> None:
-    assert PAGE.read_text() == filled(PAGE.read_text(), read(RESULTS)), "run scripts/recovery"
+    assert PAGE.read_text() == filled(recovery, PAGE.read_text(), read(RESULTS)), "run scripts/figures"
 
 
 def test_other_results_make_the_page_stale() -> None:
@@ -17,7 +21,7 @@ def test_other_results_make_the_page_stale() -> None:
     for name, value in {"identical": False, "never": True}.items():
         changed = copy.deepcopy(rows)
         next(row for row in changed if "case" in row)[name] = value
-        assert filled(page, changed) != page, name
+        assert filled(recovery, page, changed) != page, name
 
 
 def test_every_case_was_tried_in_every_mode() -> None:

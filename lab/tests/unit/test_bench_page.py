@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from ringfence.cli import _parser
-from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.bench.samples import FILE
+from ringfence_lab.report.figure import digest
 from scripts.demo_recording import PICTURE, drawn
-from scripts.page.documents import HOME, PAGE, README, RESULTS, ROOT, TARGETS, documents, filled, stale
-from scripts.page.edition import CALLS, MACHINES, SIZES, Edition, read
-from scripts.page.series import SERIES, digest
-from scripts.page.tables import NOTHING, TABLES
-from scripts.page.targets import Target, targets
+from scripts.page import RESULTS, ROOT, costs
+from scripts.page.__main__ import filled, stale
+from scripts.page.costs import PAGES, TABLES, pictures
+from scripts.page.edition import CALLS, MACHINES, read
 
+PAGE, README, _ = PAGES
+SIZES = (4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20)
 FACTS = {
     "cpu": "A CPU", "cores": 2, "caches": {"L2": "2M"}, "memory_gib": 8, "kernel": "Linux 6.18-x", "python": "3.11",
     "versions": {"torch": "2.13.0+cpu"}, "openssl": "OpenSSL 4", "source": "abc", "gloo": {"threads": 2, "devices": 1},
@@ -56,18 +57,6 @@ def test_only_the_last_code_that_was_measured_is_shown(tmp_path: Path) -> None:
     text = TABLES["all-reduce"](edition)
     assert "0.50 [0.50, 0.50]" in text
     assert "5.00" not in text
-
-
-def test_a_trial_run_says_so_and_does_not_reach_the_readme(tmp_path: Path) -> None:
-    write(tmp_path, "m", "run", 0.5, 3)
-    trial = read(tmp_path)
-    assert documents(trial) == [PAGE, TARGETS]
-    assert "trial run" in TABLES["circumstances"](trial)
-    write(tmp_path, "m", "more", 0.5, 12)
-    full = read(tmp_path)
-    assert documents(full) == [PAGE, TARGETS, README, HOME]
-    assert "trial run" not in TABLES["circumstances"](full)
-    assert TABLES["headline"](full) == NOTHING  # single calls were not timed
 
 
 def write_calls(folder: Path) -> None:
@@ -113,46 +102,18 @@ def test_the_headline_is_the_median_call_and_the_study_of_machines(tmp_path: Pat
 
 
 def test_two_workers_have_one_ratio_on_every_page(tmp_path: Path) -> None:
-    """The batches of the benchmark say 0.50 here: no table, target or picture shows that for two workers."""
+    """The batches of the benchmark say 0.50 here: no table or picture shows that for two workers."""
     write(tmp_path, "m", "run", 0.5, 15)
     write_calls(tmp_path)
     edition = read(tmp_path)
-    (target,) = [each for each in targets(edition) if each.what == "all-reduce, 25 MiB, 2 workers"]
-    assert (round(target.ratio.median, 2), target.resolution, target.met) == (1.10, None, False)
-    assert "| all-reduce, 25 MiB, 2 workers | 1.00 | 1.10, median call |  | 15 | **no** |" in TABLES["verdicts"](
-        edition
-    )
     assert "2 workers" not in TABLES["all-reduce"](edition)
-    drawn = {name: series(edition) for name, series in SERIES.items()}
+    drawn = {figure.name: figure.numbers for figure in pictures(edition)}
     points = [(name, point) for name, groups in drawn.items() for point in groups.get("2 workers", ())]
     assert not [name for name, point in points if point["ratio"][1] == 0.5]
-    assert [point["ratio"][1] for point in drawn["all-reduce"]["2 workers, median call"]] == [0.75, 1.1]
-
-
-@pytest.mark.parametrize(
-    ("high", "verdict", "met"),
-    [(1.0, "yes", True), (1.05, "within Gloo / Gloo", True), (1.06, "**no**", False)],
-)
-def test_a_target_that_only_the_resolution_saves_says_so(high: float, verdict: str, met: bool) -> None:
-    target = Target("x", 1.0, Interval(0.9, 0.8, high), 0.05, 15)
-    assert (target.verdict, target.met) == (verdict, met)
-
-
-def test_targets_that_are_missed_are_shown_as_missed(tmp_path: Path) -> None:
-    write(tmp_path, "m", "run", 1.2, 15)
-    write_calls(tmp_path)
-    edition = read(tmp_path)
-    met = {target.what: target.met for target in targets(edition)}
-    assert met["all-reduce, 4 KiB, 2 workers"]  # its limit is 0.8
-    assert not met["all-reduce, 100 MiB, 2 workers"]
-    rows = TABLES["verdicts"](edition).splitlines()
-    assert "| all-reduce, 100 MiB, 4 workers | 1.00 | 1.20 [1.20, 1.20] | ±0.00 | 15 | **no** |" in rows
-    assert len(rows) == 2 + 5
-
-
-@pytest.mark.parametrize("name", list(TABLES))
-def test_what_was_not_measured_is_said(name: str) -> None:
-    assert TABLES[name](Edition()) == NOTHING
+    assert [point["ratio"][1] for point in drawn["all-reduce"]["2 workers, median call"]["ringfence"]] == [
+        0.75,
+        1.1,
+    ]
 
 
 def test_filling_replaces_what_stands_between_markers_and_nothing_else(tmp_path: Path) -> None:
@@ -161,13 +122,13 @@ def test_filling_replaces_what_stands_between_markers_and_nothing_else(tmp_path:
     write_machines(tmp_path)
     edition = read(tmp_path)
     text = "before\n<!-- figures: headline -->\nold\n<!-- end of figures -->\nafter\n"
-    once = filled(text, edition)
+    once = filled(costs, text, edition)
     assert once.startswith("before\n<!-- figures: headline -->\n**A sealed")
     assert once.endswith("<!-- end of figures -->\nafter\n")
     assert "old" not in once
-    assert filled(once, edition) == once
+    assert filled(costs, once, edition) == once
     with pytest.raises(KeyError):
-        filled(text.replace("headline", "nothing"), edition)
+        filled(costs, text.replace("headline", "nothing"), edition)
 
 
 def test_no_measured_figure_stands_outside_of_the_markers() -> None:
@@ -201,12 +162,12 @@ def test_the_lower_bound_comes_from_the_samples(tmp_path: Path) -> None:
 
 
 def test_a_digest_changes_with_the_numbers(tmp_path: Path) -> None:
-    digests = set()
+    digests: set[str] = set()
     for ratio in (0.5, 0.6):
         folder = tmp_path / str(ratio)
         folder.mkdir()
         write(folder, "m", "run", ratio, 2)
-        digests.add(digest(SERIES["all-reduce"](read(folder))))
+        digests |= {digest(figure.numbers) for figure in pictures(read(folder)) if figure.name == "all-reduce"}
     assert len(digests) == 2
 
 
@@ -215,14 +176,14 @@ def test_the_documents_show_the_samples_that_lie_beside_them() -> None:
     """`scripts/figures` makes it so."""
     edition = read(RESULTS)
     assert edition.results
-    assert stale(edition) == []
+    assert stale(costs, edition) == []
 
 
 def test_every_picture_of_the_page_is_one_that_is_drawn() -> None:
     shown = set(re.findall(r"\(\.\./figures/([a-z-]+)\.svg\)", PAGE.read_text()))
     first = set(re.findall(r"\(docs/figures/([a-z-]+)\.svg\)", README.read_text()))
     assert first == {"headline", "demo"}  # `scripts.demo_recording` draws the other
-    assert shown | first - {"demo"} == set(SERIES)
+    assert shown | first - {"demo"} == {figure.name for figure in pictures(read(RESULTS))}
 
 
 @pytest.mark.processes
@@ -259,7 +220,6 @@ def test_what_is_inside_a_machine_and_what_is_between_machines_are_kept_apart() 
     sealed = TABLES["machines-between"](edition)
     assert "| 1 x " not in sealed and "| 2 x 4 |" in sealed
     assert len(TABLES["machines-inside"](edition).splitlines()) > 2
-    assert NOTHING == TABLES["machines-circumstances"](Edition()) == TABLES["machines-inside"](Edition())
     counted = re.fullmatch(r"In (\d+) of (\d+) cells, .*", TABLES["machines-counted"](edition))
     assert counted and counted[1] == counted[2]
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 
-from ringfence_lab.report.study import read
-from scripts.gpu_tee_tables import FIGURES, PAGE, RESULTS, figures_of, stale
+from scripts.page import FIGURES, RESULTS, gpu_tee
+from scripts.page.__main__ import stale
+
+(PAGE,) = gpu_tee.PAGES
 
 
 def test_the_page_and_its_pictures_are_of_the_published_samples() -> None:
-    assert stale(read(RESULTS)) == [], "run scripts/gpu-tee"
+    assert stale(gpu_tee, gpu_tee.read(RESULTS)) == [], "run scripts/figures"
 
 
 def test_every_figure_of_the_study_is_on_the_page() -> None:
-    text = PAGE.read_text()
-    for name in figures_of(read(RESULTS)):
-        assert f"../figures/{name}.svg" in text
-        assert (FIGURES / f"{name}.svg").exists()
+    shown = re.findall(r"\(\.\./figures/([a-z-]+)\.svg\)", PAGE.read_text())
+    assert shown == [figure.name for figure in gpu_tee.pictures(gpu_tee.read(RESULTS))]
+    assert sorted(path.stem for path in FIGURES.glob("tee-*.svg")) == sorted(shown)
 
 
 def test_no_figure_stands_outside_of_the_generated_parts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
@@ -15,7 +16,7 @@ from matplotlib.text import Text
 from lab.tests.unit import tee_samples
 from lab.tests.unit.report_samples import everything
 from lab.tests.unit.test_report_figures import figures_of, study_of
-from ringfence_lab.report.drawing import chart_of, draw
+from ringfence_lab.report.charts import chart_of, draw
 from ringfence_lab.report.figure import Figure
 from ringfence_lab.report.style import STYLE
 from ringfence_lab.report.write import TEE_BUILDERS
@@ -27,25 +28,18 @@ FIGURES |= {
     for figure in build(study_of(tee_samples.everything()))
     if isinstance(figure, Figure)
 }
-FIGURES["predictions"] = Figure(
-    name="predictions",
-    chart="scatter",
-    title="Predicted against measured",
-    says="",
-    reading="",
-    numbers={
-        "plaintext Gloo": [{"measured": 0.001 * 3**n, "predicted": 0.0011 * 3**n} for n in range(7)],
-        "ringfence": [{"measured": 0.3, "predicted": 0.2, "scored": False}, {"measured": 0.3, "predicted": 0.31}],
-    },
-    cells=(),
-)
 SLACK = 1.0  # pixels
 
 
 def unscored(figure: Figure) -> Figure:
     """The figure as if no cell were scored: all markers are hollow, and the legend says what that means."""
-    numbers = {name: [{**point, "scored": False} for point in points] for name, points in figure.numbers.items()}
-    return replace(figure, numbers=numbers)
+
+    def hollow(numbers: Any) -> Any:
+        if isinstance(numbers, list):
+            return [{**point, "scored": False} for point in numbers]
+        return {name: hollow(some) for name, some in numbers.items()}
+
+    return replace(figure, numbers=hollow(figure.numbers))
 
 
 FIGURES |= {
@@ -115,5 +109,5 @@ def test_what_could_be_more_than_a_name_draws_nothing(tmp_path: Path, name: str)
 
 
 def test_a_chart_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValueError, match="pie"):
+    with pytest.raises(KeyError, match="pie"):
         chart_of(Figure("x", "pie", "", "", "", {}, ()))

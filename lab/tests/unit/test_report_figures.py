@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.tests.unit.report_samples import FACTS, RUN, Row, cell, everything
-from ringfence_lab.bench.byte_counts import stage_bytes
 from ringfence_lab.bench.intervals import Interval
-from ringfence_lab.report import overhead, stages, summary_text, tuning
+from ringfence_lab.report import overhead, steps, summary_text
 from ringfence_lab.report.figure import Figure, Missing, verdict
 from ringfence_lab.report.labels import brief, brief_interval, fully
-from ringfence_lab.report.predictions import predictions
+from ringfence_lab.report.page import provenance
 from ringfence_lab.report.runs import Run
 from ringfence_lab.report.study import Study, study
 from ringfence_lab.report.write import BUILDERS
@@ -28,8 +27,7 @@ def study_of(rows: list[Row]) -> Study:
 
 
 def figures_of(found: Study) -> list[Figure | Missing]:
-    """All but the prediction, which calibrates a model and so takes seconds; it has a test of its own."""
-    return [figure for build in BUILDERS if build is not predictions for figure in build(found)]
+    return [figure for build in BUILDERS for figure in build(found)]
 
 
 def drawn(figures: Any) -> Figure:
@@ -47,18 +45,8 @@ def test_a_full_study_has_every_figure() -> None:
     figures = figures_of(study_of(everything()))
     assert [each for each in figures if isinstance(each, Missing)] == []
     names = [each.name for each in figures]
-    assert names[:9] == [
-        "models",
-        "workers",
-        "variants-2",
-        "variants-4",
-        "variants-8",
-        "stages",
-        "buckets",
-        "wires",
-        "rates",
-    ]
-    assert len(names) == len(set(names))
+    variants = ["variants-2", "variants-4", "variants-8"]
+    assert names == ["models", *variants, "stages", "buckets", "wires", "rates", "sizes"]
 
 
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
@@ -116,18 +104,6 @@ def trace(workers: int, scaled: float, factor: float = 1.2) -> list[Row]:
     return cell(f"llama-{workers}-{scaled}", 1.0, {"ringfence": factor}, workers=workers, scaled=scaled, **about)
 
 
-def test_steps_that_were_cut_differently_are_not_joined() -> None:
-    figure = drawn(overhead.workers(study_of(trace(2, 56.5) + trace(4, 56.5) + trace(8, 113.0, 3.0))))
-    (name,) = figure.numbers
-    assert name == "llama-7b trace, GPU\n1/56 of the step"
-    assert [point["label"] for point in figure.numbers[name]] == ["2", "4"]
-    assert "llama-7b trace, GPU, 1/56 of the step 1.20 with 2 and 1.20 with 4." in figure.says
-    assert "Not shown: llama-7b trace, GPU, 8 workers, 1/113 of the step (cut to another length" in figure.says
-    (missing,) = overhead.workers(study_of(trace(2, 56.5) + trace(8, 113.0)))
-    assert isinstance(missing, Missing)
-    assert "cut to another length" in missing.why
-
-
 def test_what_a_replayed_step_stands_for_is_said() -> None:
     found = study_of(trace(2, 56.5))
     assert "a training step, real or replayed, in which everything" in summary_text.headline(found)
@@ -162,7 +138,7 @@ def test_a_limited_network_is_shown_with_its_rate() -> None:
 
 
 def test_buckets_are_in_order_and_the_shortest_is_named() -> None:
-    figure = drawn(tuning.buckets(study_of(everything())))
+    figure = drawn(steps.buckets(study_of(everything())))
     (lines,) = figure.numbers.values()
     assert [point["label"] for point in lines["ringfence"]] == ["1", "default", "50", "200"]
     assert "shortest with default buckets" in figure.says
@@ -170,7 +146,7 @@ def test_buckets_are_in_order_and_the_shortest_is_named() -> None:
 
 def test_wire_types_are_compared_for_the_same_case_only() -> None:
     rows = step() + step(wire="bfloat16", factor=0.55) + step("resnet50", wire="bfloat16")
-    figure = drawn(tuning.wires(study_of(rows)))
+    figure = drawn(steps.wires(study_of(rows)))
     assert list(figure.numbers) == ["gpt2, 2 workers"]
     assert "ringfence 0.50 times" in figure.says
 
@@ -187,7 +163,7 @@ def test_pieces_of_a_step_fill_it_or_overlap(shares: list[float], took: float, c
         if row["variant"] == "ringfence-profiled":
             row.update({f"stage_{stage}": share * 1e9 for stage, share in zip(PROFILE, shares, strict=True)})
     (one,) = study_of(rows).cells
-    pieces = stages.pieces(one)
+    pieces = steps.pieces(one)
     assert all(seconds >= 0 for seconds in pieces.values())
     assert sum(pieces.values()) >= took * (1 - 1e-9)
     work = sum(pieces.values()) - pieces["wait"] - pieces["rest"]
@@ -195,44 +171,11 @@ def test_pieces_of_a_step_fill_it_or_overlap(shares: list[float], took: float, c
     assert pieces["wait"] <= shares[-1] + 1e-9
 
 
-def test_the_roof_is_what_the_cheapest_stages_allow() -> None:
-    """Each stage costs 1 ns for each byte that passes through it: the roof follows from the schedule alone."""
-    size, rows = 25 << 20, everything()
-    through = stage_bytes("all_reduce", size, 2)
-    for row in rows:
-        if row["variant"] == "ringfence-profiled":
-            row.update({f"stage_{stage}": 9e18 for stage in PROFILE})
-        if row["variant"] == "ringfence-profiled" and row["cell"] == f"all_reduce-{size}-2w":
-            row["sent_bytes"] = float(through["send"])
-            row.update({f"stage_{stage}": count / 2 for stage, count in through.items()})
-    found = study_of(rows)
-    assert stages.cheapest(found) == {stage: pytest.approx(1.0) for stage in through}
-    figure = drawn(stages.roofline(found))
-    bound = sum(through.values()) / through["send"]
-    assert figure.numbers["2 workers"]["roofs"]["sealed"] == pytest.approx(2 / bound, abs=1e-3)
-    assert figure.numbers["2 workers"]["roofs"]["unsealed"] > figure.numbers["2 workers"]["roofs"]["sealed"]
-
-
-def test_predictions_stand_beside_what_was_measured() -> None:
-    """Times that follow a plain law, which the model knows: it is near, and says how near."""
-    rows = []
-    for size in (1 << shift for shift in range(18, 26)):
-        seconds = 2e-4 + size * 1.2e-9
-        rows += cell(f"all_reduce-{size}", seconds, {"ringfence": 1.2}, operation="all_reduce", size=size)
-    figure = drawn(predictions(study_of(rows)))
-    assert set(figure.numbers) == {"plaintext Gloo", "ringfence"}
-    points = [point for some in figure.numbers.values() for point in some]
-    assert len(points) == 16
-    assert all(0.5 < point["predicted"] / point["measured"] < 2 for point in points)
-    assert "over the 8 of 8 cells" in figure.says
-    assert figure.table is not None
-
-
 def test_each_figure_says_where_it_comes_from() -> None:
     found = study_of(everything())
     for figure in figures_of(found):
         assert isinstance(figure, Figure)
-        origin = summary_text.provenance(found, figure)
+        origin = provenance(found, figure, "Gloo")
         assert origin["Command"] == "ringfence study"
         assert origin["Date"] == "2026-01-02"
         assert origin["Machine"] == "2 cores of A CPU <of some kind>, Linux 6.18"
@@ -242,9 +185,8 @@ def test_each_figure_says_where_it_comes_from() -> None:
 def test_without_a_description_of_the_machine_the_report_says_so() -> None:
     found = study(everything(), {})
     figure = drawn(overhead.models(found))
-    origin = summary_text.provenance(found, figure)
+    origin = provenance(found, figure, "Gloo")
     assert origin["Date"] == origin["Command"] == "not in the raw files"
-    assert isinstance(stages.roofline(found)[0], Missing)
 
 
 def test_what_was_cut_or_left_out_is_said() -> None:

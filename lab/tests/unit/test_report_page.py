@@ -15,7 +15,7 @@ from lab.tests.unit.report_samples import everything
 from lab.tests.unit.test_report_figures import figures_of, study_of
 from ringfence_lab.report.figure import Figure, Missing
 from ringfence_lab.report.page import page
-from ringfence_lab.report.published import PUBLISHED, READ
+from ringfence_lab.report.summary_text import chapter
 
 SNAPSHOT = Path(__file__).with_name("report_page.html")
 EMPTY = {"meta", "br", "hr", "img", "link", "input"}
@@ -26,7 +26,8 @@ def rendered() -> str:
     study = study_of(everything())
     figures = [*figures_of(study), Missing("nothing", "A figure that is not there", "nobody measured it")]
     pictures = {each.name: f"data:{each.name}" for each in figures if isinstance(each, Figure)}
-    return re.sub(r"<style>.*?</style>", "<style></style>", page(study, figures, pictures), flags=re.DOTALL)
+    text = page(study, chapter(study, figures), pictures)
+    return re.sub(r"<style>.*?</style>", "<style></style>", text, flags=re.DOTALL)
 
 
 class Structure(HTMLParser):
@@ -72,7 +73,7 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
 
 def test_the_style_fetches_nothing_and_knows_paper_and_phones() -> None:
     study = study_of(everything())
-    style = re.findall(r"<style>(.*?)</style>", page(study, [], {}), flags=re.DOTALL)[0]
+    style = re.findall(r"<style>(.*?)</style>", page(study, chapter(study, []), {}), flags=re.DOTALL)[0]
     assert "@media print" in style
     assert "max-width: 34rem" in style
     assert "url(" not in style
@@ -87,14 +88,15 @@ def test_what_the_machine_says_of_itself_is_escaped() -> None:
 def test_the_name_of_a_figure_is_escaped() -> None:
     study = study_of(everything())
     figure = replace(next(each for each in figures_of(study) if isinstance(each, Figure)), name='x"><script>')
-    text = page(study, [figure], {figure.name: "data:"})
+    text = page(study, chapter(study, [figure]), {figure.name: "data:"})
     assert "<script>" not in text
     assert text.count("x&#34;&gt;&lt;script&gt;") == 2  # the link and what it leads to
 
 
 def test_a_cell_with_too_few_rounds_says_so_in_its_heading() -> None:
     rows = [{**row, "rounds": 2} if row["cell"] == "gpt2-2w" else row for row in everything()]
-    text = page(study_of(rows), [], {})
+    study = study_of(rows)
+    text = page(study, chapter(study, []), {})
     assert "gpt2, 2 workers · Gloo / Gloo ±0.05: too few rounds to count</th>" in text
     assert "1 more cell has too few rounds to count." in text
 
@@ -108,18 +110,6 @@ def test_every_variant_of_every_cell_is_in_the_table() -> None:
 
 def test_a_figure_that_is_missing_is_named_with_the_reason() -> None:
     assert "A figure that is not there: nobody measured it." in rendered()
-
-
-def test_published_figures_have_a_page_of_their_own_with_their_doubts() -> None:
-    text = rendered()
-    section = text[text.index('<section id="published" class="own-page">') :]
-    for entry in PUBLISHED:
-        assert entry.read in READ
-        assert entry.doubt
-    assert section.count("<tr><td>") == len(PUBLISHED)
-    assert "<img" not in section
-    assert "41.6" in section
-    assert "41.6" not in text.removesuffix(section)
 
 
 if __name__ == "__main__":

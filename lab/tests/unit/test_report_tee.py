@@ -18,11 +18,12 @@ from lab.tests.unit.tee_samples import everything, tee_cell
 from lab.tests.unit.test_report_figures import study_of
 from lab.tests.unit.test_report_page import Structure
 from ringfence_lab.accelerator import tee as presets
-from ringfence_lab.report import tee, tee_checks
+from ringfence_lab.report import tee
 from ringfence_lab.report.figure import Figure, Missing
+from ringfence_lab.report.page import page
 from ringfence_lab.report.study import Study, read
-from ringfence_lab.report.tee_page import LIMITS, headline, tee_page
-from ringfence_lab.report.tee_published import distance, distances, outside
+from ringfence_lab.report.tee import distance, distances, outside
+from ringfence_lab.report.tee_page import LIMITS, chapter, headline
 from ringfence_lab.report.write import PAGE, TEE_BUILDERS, TEE_PAGE, write
 
 SNAPSHOT = Path(__file__).with_name("report_tee.html")
@@ -41,7 +42,7 @@ def whole() -> str:
     study = study_of(everything())
     figures = [*figures_of(study), Missing("nothing", "A figure that is not there", "nobody measured it")]
     pictures = {each.name: f"data:{each.name}" for each in figures if isinstance(each, Figure)}
-    text = tee_page(study, figures, pictures, "report.html")
+    text = page(study, chapter(study, figures), pictures, {"report.html": "The other cells of this study"})
     return re.sub(r"<style>.*?</style>", "<style></style>", text, flags=re.DOTALL)
 
 
@@ -62,7 +63,7 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
     inside = {link.removeprefix("#") for link in found.links if link.startswith("#")}
     assert inside <= set(found.ids)
     others = [link for link in found.links if not link.startswith("#")]
-    assert all(link.startswith("https://") or link == "report.html" for link in others)
+    assert others == ["report.html"]
 
 
 def test_every_input_stands_there_with_its_source_or_as_an_assumption() -> None:
@@ -101,14 +102,12 @@ def test_the_headline_states_the_distance_and_the_limits_stand_on_the_page() -> 
 
 
 def test_distances_are_to_the_figure_of_the_same_kind() -> None:
-    found = {(each.of_what, each.cell.split(",")[1].strip()): each for each in distances(study_of(everything()))}
-    worst = found["GPT-2 XL on four GPUs, default buckets", "h100"]
-    assert (worst.published, worst.simulated, worst.distance) == ("41.6", "40.0", "1.04 times below")
-    larger = found["GPT-2 XL on four GPUs, larger buckets", "buckets of 100 MiB"]
-    assert larger.published == "3.03"
-    saved = found["run time saved by all three, at most", "h100"]
-    assert (saved.published, saved.simulated, saved.distance) == ("84.6 %", "85.0 %", "+0.4 points")
-    assert found["CPU-GPU communication", "25 MiB"].distance == "within the range"
+    rows = distances(study_of(everything())).groups[""]
+    found = {(row[1], row[4].split(",")[1].strip()): (row[2], row[3], row[5]) for row in rows}
+    assert found["GPT-2 XL on four GPUs, default buckets", "h100"] == ("41.6", "40.0", "1.04 times below")
+    assert found["GPT-2 XL on four GPUs, larger buckets", "buckets of 100 MiB"][0] == "3.03"
+    assert found["run time saved by all three, at most", "h100"] == ("84.6 %", "85.0 %", "+0.4 points")
+    assert found["CPU-GPU communication", "25 MiB"][2] == "within the range"
 
 
 @pytest.mark.parametrize(
@@ -128,29 +127,25 @@ def test_the_cell_with_more_cores_in_use_is_shown_and_the_other_checks_it() -> N
     rows += tee_cell("two", 0.001, {"confidential": 13.0}, model="gpt2", load=0.3)
     study = study_of(rows)
     figure = drawn(tee.models(study))
-    (point,) = figure.numbers["series"]["confidential, hop by hop"]
+    (point,) = figure.numbers["confidential, hop by hop"]
     assert point["ratio"][1] == 10.0
-    agreement = drawn(tee_checks.dilation(study))
-    assert "Of 1 ratios, 0 agree within their intervals or 1 %; the largest difference is 30.0 %." in agreement.says
-    assert agreement.table is not None
-    assert agreement.table.groups["gpt2, h100, 4 devices"][0][-1] == "+30.0 %, apart"
+    (row,) = tee.dilations(study).groups[""]
+    assert (row[0], row[-1]) == ("gpt2, h100, 4 devices, 1/20 of the step", "+30.0 %, apart")
 
 
 def test_the_input_with_the_largest_effect_comes_first() -> None:
-    figure = drawn(tee_checks.sensitivity(study_of(everything())))
-    (name, *_) = figure.numbers["panels"]
-    first, second = figure.numbers["panels"][name]["inputs"]
-    assert first == {"label": "CPU's encryption rate", "halved": 72.0, "doubled": 24.0, "swing": 3.0}
-    assert second["label"] == "batch size"
+    first, second, *_ = tee.sensitivity(study_of(everything())).groups[""]
+    name = "gpt2-xl, h100, 4 devices, confidential, hop by hop"
+    assert first == (name, "cpu_rate", "72.0", "24.0", "3.00 times")
+    assert second[1] == "samples"
 
 
-def test_a_waterfall_has_each_switch_alone_and_all_together() -> None:
+def test_each_switch_is_shown_alone_and_all_together() -> None:
     figure = drawn(tee.switches(study_of(everything())))
-    bars = next(iter(figure.numbers["panels"].values()))
-    assert [bar["alone"] for bar in bars] == [False, True, True, True, False]
-    assert bars[0]["saved"] == 0
-    assert figure.table is not None
-    assert len(figure.table.groups) == 3
+    assert list(figure.numbers) == [
+        "confidential, hop by hop", "direct channel", "parallel authentication", "overlap", "all three",
+    ]  # fmt: skip
+    assert all(len(points) == 3 for points in figure.numbers.values())
 
 
 def test_a_study_of_both_has_two_pages_that_know_of_each_other(tmp_path: Path) -> None:
@@ -161,7 +156,7 @@ def test_a_study_of_both_has_two_pages_that_know_of_each_other(tmp_path: Path) -
     first, second = (page.read_text() for page in done.pages)
     assert f'href="{TEE_PAGE}"' in first
     assert f'href="{PAGE}"' in second
-    assert "confidential" not in first.split("</style>")[1].split('id="published"')[0]
+    assert "confidential" not in first.split("</style>")[1]
     assert len(read(folder).cells) == 2
 
 

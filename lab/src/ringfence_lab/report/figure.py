@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ringfence_lab.bench.intervals import MIN_ROUNDS, Interval
-from ringfence_lab.report.labels import SEALED, fully
-from ringfence_lab.report.study import Cell, Line, Study
+from ringfence_lab.report.labels import SEALED, fully, order
+from ringfence_lab.report.study import Cell, Study
 
 DIGITS: Final = 4
 QUIET: Final = f"within 10 % of itself, over {MIN_ROUNDS} rounds or more"  # where Gloo reads so, a cell counts
 Point = dict[str, Any]
+Key = TypeVar("Key")
 
 
 class Table(NamedTuple):
@@ -35,7 +38,7 @@ class Figure:
     numbers: dict[str, Any]
     cells: Sequence[Cell] = field(repr=False)
     table: Table | None = None
-    axis: str = ""  # the words under its axis, where panels share them
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the chart
 
     @property
     def rounds(self) -> tuple[int, int]:
@@ -56,10 +59,17 @@ class Missing:
 Builder = Callable[[Study], Sequence[Figure | Missing]]
 
 
+def digest(numbers: Mapping[str, Any]) -> str:
+    """Changes with any number. The file of a figure contains it, so that a stale one is found without drawing."""
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def point(label: str, cell: Cell, variant: str = SEALED) -> Point:
-    ratio = cell.lines[variant].ratio
-    assert ratio is not None, "callers pick cells with `having`"
-    found: Point = {"label": label, "ratio": ends(ratio), "resolution": round(cell.resolution, DIGITS)}
+    found: Point = {
+        "label": label,
+        "ratio": ends(ratio_of(cell, variant)),
+        "resolution": round(cell.resolution, DIGITS),
+    }
     return found if cell.scored else {**found, "scored": False}
 
 
@@ -70,49 +80,53 @@ def ends(interval: Interval) -> list[float]:
 
 def having(cells: Iterable[Cell], *variants: str) -> list[Cell]:
     """The cells in which all of these took part and have a ratio."""
-    return [cell for cell in cells if all(_ratio(cell.lines.get(name)) for name in variants)]
-
-
-def _ratio(line: Line | None) -> bool:
-    return line is not None and line.ratio is not None
+    return [cell for cell in cells if all(name in cell.lines and cell.lines[name].ratio for name in variants)]
 
 
 def distinct(cells: Iterable[Cell], key: Callable[[Cell], object]) -> list[Cell]:
-    """One cell for each key: the one with the most variants and rounds."""
-    best: dict[object, Cell] = {}
-    for cell in cells:
-        now = best.get(key(cell))
-        if now is None or _weight(cell) > _weight(now):
-            best[key(cell)] = cell
-    return list(best.values())
+    """One cell for each key, in order: the one with the most variants and rounds."""
+    return [max(some, key=_weight) for some in grouped(sorted(cells, key=order), key).values()]
 
 
 def _weight(cell: Cell) -> tuple[int, int]:
     return len(cell.lines), max((line.rounds for line in cell.lines.values()), default=0)
 
 
+def grouped(cells: Iterable[Cell], key: Callable[[Cell], Key]) -> dict[Key, list[Cell]]:
+    """The cells by key, in the order of their first ones."""
+    found: dict[Key, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(key(cell), []).append(cell)
+    return found
+
+
 def ratio_of(cell: Cell, variant: str = SEALED) -> Interval:
     ratio = cell.lines[variant].ratio
-    assert ratio is not None
+    assert ratio is not None, "callers pick cells with `having`"
     return ratio
 
 
-def verdict(cell: Cell, variant: str = SEALED) -> str:
+def over(cell: Cell, one: str, other: str) -> float:
+    """How many times as long one variant takes as another of the same cell."""
+    return cell.lines[one].seconds.median / cell.lines[other].seconds.median
+
+
+def verdict(cell: Cell) -> str:
     """Whether the interval leaves what Gloo differs from itself by."""
-    ratio = ratio_of(cell, variant)
+    ratio = ratio_of(cell)
     if ratio.low > 1 + cell.resolution:
         return "slower"
     return "faster" if ratio.high < 1 - cell.resolution else "the same"
 
 
-def spread(cells: Sequence[Cell], variant: str = SEALED) -> str:
+def spread(cells: Sequence[Cell]) -> str:
     """The median and the ends of the ratios, with what they belong to."""
-    ranked = sorted(cells, key=lambda cell: ratio_of(cell, variant).median)
+    ranked = sorted(cells, key=lambda cell: ratio_of(cell).median)
     first, last = ranked[0], ranked[-1]
-    low, high = (ratio_of(cell, variant).median for cell in (first, last))
+    low, high = (ratio_of(cell).median for cell in (first, last))
     if len(ranked) == 1:
         return f"{low:.2f} times plaintext Gloo's time ({fully(first)})"
-    middle = statistics.median(ratio_of(cell, variant).median for cell in ranked)
+    middle = statistics.median(ratio_of(cell).median for cell in ranked)
     return (
         f"{middle:.2f} times plaintext Gloo's time in the median of {len(ranked)} cells, "
         f"from {low:.2f} ({fully(first)}) to {high:.2f} ({fully(last)})"

@@ -82,6 +82,16 @@ def brief_interval(interval: Interval) -> str:
     return f"{brief(interval.median)} [{low}, {high}]"
 
 
+def ratio_text(ratio: float) -> str:
+    """A ratio with about three figures."""
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def interval_text(ratio: Interval | None) -> str:
+    """A ratio with its interval: "1.10 [1.05, 1.21]"."""
+    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
@@ -106,26 +116,20 @@ def rate_text(bits: int) -> str:
 
 def plain(cell: Cell) -> bool:
     """Default buckets, float32, on the loopback, with nothing else to do."""
-    buckets = cell.kind == "collective" or cell.strategy == "fsdp2" or cell.bucket_mb is None
-    return buckets and cell.wire == "float32" and not cell.hosts and not cell.rate_bits and not cell.busy
+    return not settings_text(replace(cell, scaled=1.0))
 
 
 def is_step(cell: Cell) -> bool:
     return cell.kind in ("training", "trace")
 
 
+def is_all_reduce(cell: Cell) -> bool:
+    return cell.kind == "collective" and cell.operation == "all_reduce"
+
+
 def order(cell: Cell) -> tuple[object, ...]:
     """Models before traces before collectives; small before large."""
     kind = _KINDS.index(cell.kind) if cell.kind in _KINDS else len(_KINDS)
-    device = "" if cell.device is None else cell.device
-    place = (cell.hosts, cell.rate_bits or 0, cell.busy, cell.wire != "float32", cell.bucket_mb or 0.0)
-    return (
-        kind,
-        cell.strategy == "fsdp2",
-        cell.operation or "",
-        cell.model or "",
-        device,
-        cell.size or 0,
-        cell.workers,
-        place,
-    )
+    what_ran = (cell.strategy == "fsdp2", cell.operation or "", cell.model or "", cell.device or "", cell.size or 0)
+    settings = (cell.hosts, cell.rate_bits or 0, cell.busy, cell.wire != "float32", cell.bucket_mb or 0.0)
+    return kind, *what_ran, cell.workers, settings

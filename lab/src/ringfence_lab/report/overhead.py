@@ -1,8 +1,7 @@
-"""Figures of what sealing costs over plaintext Gloo: by model, by workers, by size, by rate, and against other variants."""
+"""Figures of what sealing costs over plaintext Gloo: by model, by size, by rate, and against other variants."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,11 +10,12 @@ from ringfence_lab.report.figure import (
     QUIET,
     Figure,
     Missing,
-    Point,
     counted,
     counting,
     distinct,
+    grouped,
     having,
+    over,
     point,
     ranged,
     ratio_of,
@@ -27,10 +27,8 @@ from ringfence_lab.report.labels import (
     NAIVE,
     SEALED,
     UNSEALED,
-    cut_text,
-    fully,
+    is_all_reduce,
     is_step,
-    order,
     plain,
     rate_text,
     variant_text,
@@ -47,48 +45,26 @@ _LARGE: Final = 25 << 20
 
 def models(study: Study) -> Sequence[Figure | Missing]:
     title = "Overhead by model"
-    cells = sorted(having(filter(_plain_step, study.cells), SEALED), key=order)
+    cells = having((cell for cell in study.cells if plain(cell) and is_step(cell)), SEALED)
     cells = distinct(cells, lambda cell: (what(cell), cell.workers))
     if not cells:
         return [Missing("models", title, "no training step or trace was measured with default buckets")]
     some, note = counting(cells)
     says = f"A sealed step took {spread(some)}{note}. {_verdicts(cells)}"
-    return [Figure("models", "across", title, says, _READING, _by_workers(cells), cells)]
-
-
-def workers(study: Study) -> Sequence[Figure | Missing]:
-    title = "Overhead by number of workers"
-    found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or _all_reduce(cell, _LARGE))]
-    found = distinct(sorted(having(found, SEALED), key=order), lambda cell: (_joined(cell), cell.workers))
-    every: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in found:
-        every.setdefault(_joined(cell), []).append(cell)
-    groups = {names: cells for names, cells in every.items() if len(cells) > 1}
-    if not groups:
-        why = "nothing was measured with more than one number of workers"
-        return [Missing("workers", title, _apart(found, found) or why)]
-    ends = [
-        f"{', '.join(names)} {ratio_of(cells[0]).median:.2f} with {cells[0].workers} and "
-        f"{ratio_of(cells[-1]).median:.2f} with {cells[-1].workers}"
-        for names, cells in groups.items()
-    ]
-    cells = [cell for some in groups.values() for cell in some]
-    says = f"Time over plaintext Gloo's, fewest and most workers: {'; '.join(ends)}."
-    if left := _apart(found, [cell for some in every.values() if len(some) == 1 for cell in some]):
-        says += f" Not shown: {left}."
-    numbers = {"\n".join(names): [point(str(cell.workers), cell) for cell in some] for names, some in groups.items()}
-    return [Figure("workers", "panels", title, says, _READING, numbers, cells, axis="workers")]
+    numbers = {name: [point(what(cell), cell) for cell in some] for name, some in _by_workers(cells).items()}
+    return [Figure("models", "across", title, says, _READING, numbers, cells)]
 
 
 def sizes(study: Study) -> Sequence[Figure | Missing]:
     title = "All-reduce by size"
-    found = having((cell for cell in study.cells if plain(cell) and _all_reduce(cell)), SEALED)
-    found = distinct(sorted(found, key=order), lambda cell: (cell.size, cell.workers))
+    found = having((cell for cell in study.cells if plain(cell) and is_all_reduce(cell)), SEALED)
+    found = distinct(found, lambda cell: (cell.size, cell.workers))
     if len({cell.size for cell in found}) < 2:
         return [Missing("sizes", title, "all-reduce was measured with fewer than two sizes")]
-    numbers: dict[str, list[Point]] = {}
-    for cell in sorted(found, key=lambda cell: (cell.workers, cell.size or 0)):
-        numbers.setdefault(workers_text(cell), []).append(point(size_text(cell.size or 0), cell))
+    numbers = {
+        name: {"ringfence": [point(size_text(cell.size or 0), cell) for cell in some]}
+        for name, some in _by_workers(found).items()
+    }
     some, note = counting(found)
     says = f"A sealed all-reduce took {spread(some)}{note}. {_verdicts(found)}"
     return [Figure("sizes", "panels", title, says, _READING, numbers, found)]
@@ -98,22 +74,20 @@ def variants(study: Study) -> Sequence[Figure | Missing]:
     """One figure for each number of workers."""
     title = "Naive against pipelined"
     found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or (cell.size or 0) >= _LARGE)]
-    found = distinct(sorted(having(found, SEALED, NAIVE), key=order), lambda cell: (what(cell), cell.workers))
+    found = distinct(having(found, SEALED, NAIVE), lambda cell: (what(cell), cell.workers))
     if not found:
         return [Missing("variants", title, "no cell has both ringfence and the ring that seals hop by hop")]
-    return [_variants(title, count, [cell for cell in found if cell.workers == count]) for count in _counts(found)]
+    return [_variants(title, cells) for cells in _by_workers(found).values()]
 
 
-def _variants(title: str, count: int, cells: list[Cell]) -> Figure:
+def _variants(title: str, cells: list[Cell]) -> Figure:
+    count = cells[0].workers
     some, note = counting(cells)
-    over = [cell.lines[NAIVE].seconds.median / cell.lines[SEALED].seconds.median for cell in some]
     says = (
         f"With {count} workers, sealing each whole message for each hop, with nothing overlapped and nothing "
-        f"forwarded, took {ranged(over)} times as long as ringfence{note}."
+        f"forwarded, took {ranged([over(cell, NAIVE, SEALED) for cell in some])} times as long as ringfence{note}."
     )
-    bare = [cell for cell in some if UNSEALED in cell.lines]
-    if bare:
-        cost = [cell.lines[SEALED].seconds.median / cell.lines[UNSEALED].seconds.median for cell in bare]
+    if cost := [over(cell, SEALED, UNSEALED) for cell in some if UNSEALED in cell.lines]:
         says += (
             f" ringfence itself took {ranged(cost)} times as long as its own transport with a copy in place of "
             "encryption: the cost of sealing alone."
@@ -125,20 +99,17 @@ def _variants(title: str, count: int, cells: list[Cell]) -> Figure:
 
 def rates(study: Study) -> Sequence[Figure | Missing]:
     title = "Networks slower than the cores"
-    found = sorted(having((cell for cell in study.cells if cell.rate_bits), SEALED), key=order)
-    found = [cell for cell in found if cell.wire == "float32" and not cell.busy]
-    found = sorted(distinct(found, lambda cell: (_rated(cell), cell.workers)), key=lambda cell: cell.rate_bits or 0)
+    found = [cell for cell in study.cells if cell.rate_bits and cell.wire == "float32" and not cell.busy]
+    found = distinct(having(found, SEALED), lambda cell: (_rated(cell), cell.workers))
+    found = sorted(found, key=lambda cell: cell.rate_bits or 0)
     if not found:
         return [Missing("rates", title, "nothing was measured between hosts with a limited rate (network namespaces)")]
     parts = []
-    for rate in sorted({cell.rate_bits for cell in found if cell.rate_bits}):
-        some, note = counting([cell for cell in found if cell.rate_bits == rate])
+    for rate, cells in grouped(found, lambda cell: cell.rate_bits or 0).items():
+        some, note = counting(cells)
         parts.append(f"{ranged([ratio_of(cell).median for cell in some])} at {rate_text(rate)}{note}")
     says = f"Between hosts whose links are limited, sealed over plaintext: {'; '.join(parts)}."
-    numbers: dict[str, list[Point]] = {}
-    for cell in found:
-        numbers.setdefault(workers_text(cell), []).append(point(_rated(cell), cell))
-    numbers = dict(sorted(numbers.items(), key=lambda item: int(item[0].split()[0])))
+    numbers = {name: [point(_rated(cell), cell) for cell in some] for name, some in _by_workers(found).items()}
     return [Figure("rates", "across", title, says, _READING, numbers, found)]
 
 
@@ -147,36 +118,8 @@ def _rated(cell: Cell) -> str:
     return f"{rate_text(cell.rate_bits or 0)}, {what(cell)}{hosts}"
 
 
-def _joined(cell: Cell) -> tuple[str, ...]:
-    """What a line by workers joins: steps cut alike. Of one with fewer buckets, computing hides another share."""
-    return (what(cell), cut_text(cell)) if cell.scaled != 1 else (what(cell),)
-
-
-def _apart(found: Sequence[Cell], left: Sequence[Cell]) -> str:
-    """The cells that are left out only because the steps of their model were cut to another length."""
-    times = Counter(what(cell) for cell in found)
-    names = [fully(cell) for cell in left if times[what(cell)] > 1]
-    why = "cut to another length than with other numbers of workers, and not comparable with these"
-    return f"{'; '.join(names)} ({why})" if names else ""
-
-
-def _plain_step(cell: Cell) -> bool:
-    return plain(cell) and is_step(cell)
-
-
-def _all_reduce(cell: Cell, size: int | None = None) -> bool:
-    return cell.kind == "collective" and cell.operation == "all_reduce" and size in (None, cell.size)
-
-
-def _by_workers(cells: Sequence[Cell]) -> dict[str, list[Point]]:
-    return {
-        f"{count} workers": [point(what(cell), cell) for cell in cells if cell.workers == count]
-        for count in _counts(cells)
-    }
-
-
-def _counts(cells: Sequence[Cell]) -> list[int]:
-    return sorted({cell.workers for cell in cells})
+def _by_workers(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    return grouped(sorted(cells, key=lambda cell: cell.workers), workers_text)
 
 
 def _verdicts(cells: Sequence[Cell]) -> str:

@@ -1,25 +1,20 @@
-"""The page of a report: a summary, the figures with their provenance, what others published, and every cell.
+"""The page of a report: a summary, the figures with their provenance, tables, and the machine.
 
-The text and structure are in `templates/page.html`; this module computes what stands in it.
+The structure is in `templates/page.html`; a `Chapter` has what stands in it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import jinja2
 
-from ringfence_lab.bench.intervals import Interval
-from ringfence_lab.bench.units import size_text
-from ringfence_lab.report import summary_text
-from ringfence_lab.report.figure import Figure, Missing, doubt, verdict
-from ringfence_lab.report.labels import SEALED, brief, brief_interval, fully, order, variant_text
-from ringfence_lab.report.published import PUBLISHED, READ
-from ringfence_lab.report.study import Cell, Study
+from ringfence_lab.report.figure import Figure, Missing, Table, counted
+from ringfence_lab.report.study import Study
 
-TITLE: Final = "What protection costs here"
 _FACTS: Final = {
     "cpu": "CPU", "cores": "Cores", "memory_gib": "Memory, GiB", "kernel": "Kernel", "python": "Python", "openssl": "OpenSSL",
     "source": "Digest of the code",
@@ -27,34 +22,44 @@ _FACTS: Final = {
 _NUMBER: Final = re.compile(r"[±–]?[\d.,]*( ?(s|ms|µs|%|[KMG]i?B|B))?( \[[\d., ]+\])?")
 
 
-def page(study: Study, figures: Sequence[Figure | Missing], pictures: Mapping[str, str], tees: str = "") -> str:
-    """Return the HTML document. `pictures` are addresses of images, such as `data:` URIs, by the names of their figures.
+class Section(NamedTuple):
+    """A table with words over it."""
 
-    `tees` is the address of the page about GPU TEEs, if there is one.
+    name: str
+    title: str
+    text: str
+    table: Table
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """The words, figures and tables of a page."""
+
+    title: str
+    headline: str
+    summary: Sequence[str]
+    intro: str
+    reading: str  # how to read the figures; "" where each says it
+    limits: Sequence[str]  # what a reader must know before quoting a figure
+    figures: Sequence[Figure | Missing]
+    sections: Sequence[Section]
+    baseline: str  # what ratios are to, and what was run twice
+
+    @property
+    def drawn(self) -> list[Figure]:
+        return [figure for figure in self.figures if isinstance(figure, Figure)]
+
+    @property
+    def missing(self) -> list[Missing]:
+        return [figure for figure in self.figures if isinstance(figure, Missing)]
+
+
+def page(study: Study, chapter: Chapter, pictures: Mapping[str, str], beside: Mapping[str, str] | None = None) -> str:
+    """Return the HTML document.
+
+    `pictures` are addresses of images, such as `data:` URIs, by the names of their figures; `beside` are the words of links
+    to other pages by their addresses.
     """
-    drawn = [figure for figure in figures if isinstance(figure, Figure)]
-    return template("page.html").render(
-        tees=tees,
-        title=TITLE,
-        about=_about(study),
-        headline=summary_text.headline(study),
-        summary=summary_text.summary(study),
-        reading=summary_text.READING,
-        limits=summary_text.limits(study),
-        figures=drawn,
-        pictures=pictures,
-        sources={figure.name: summary_text.provenance(study, figure) for figure in drawn},
-        missing=[f"{each.title}: {each.why}." for each in figures if isinstance(each, Missing)],
-        cells={_heading(cell): [_row(cell, name) for name in cell.lines] for cell in sorted(study.cells, key=order)},
-        machine=machine_facts(study.facts),
-        commands=dict.fromkeys(run.command for run in study.runs_of(study.cells)),
-        published=PUBLISHED,
-        read=READ,
-    )
-
-
-def template(name: str) -> jinja2.Template:
-    """Return a template of the report by the name of its file."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ringfence_lab.report"),
         autoescape=True,
@@ -65,7 +70,15 @@ def template(name: str) -> jinja2.Template:
     )
     environment.filters["column"] = _column
     environment.tests["numeric"] = _are_numbers
-    return environment.get_template(name)
+    return environment.get_template("page.html").render(
+        chapter=chapter,
+        about=_about(study),
+        pictures=pictures,
+        sources={figure.name: provenance(study, figure, chapter.baseline) for figure in chapter.drawn},
+        machine=_machine_facts(study.facts),
+        commands=dict.fromkeys(run.command for run in study.runs_of(study.cells)),
+        beside=beside or {},
+    )
 
 
 def _column(groups: Mapping[str, Iterable[Sequence[str]]], index: int) -> list[str]:
@@ -79,42 +92,39 @@ def _are_numbers(texts: Sequence[str]) -> bool:
 
 
 def _about(study: Study) -> str:
-    dates = sorted({run.date[:10] for run in study.runs_of(study.cells)})
-    when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "date unknown"
-    cells, samples = len(study.cells), sum(line.rounds for cell in study.cells for line in cell.lines.values())
-    return f"{summary_text.machine_text(study.facts)} · {when} · {cells} cells, {samples:,} samples"
+    samples = sum(line.rounds for cell in study.cells for line in cell.lines.values())
+    when = study.dates_of(study.cells) or "date unknown"
+    return f"{machine_text(study.facts)} · {when} · {len(study.cells)} cells, {samples:,} samples"
 
 
-def _heading(cell: Cell) -> str:
-    result = ""
-    if SEALED in cell.lines and cell.lines[SEALED].ratio:
-        result = f": ringfence is {verdict(cell)}" if cell.scored else f": {doubt(cell)}"
-    return f"{fully(cell)} · Gloo / Gloo ±{cell.resolution:.2f}{result}"
+def provenance(study: Study, figure: Figure, baseline: str) -> dict[str, str]:
+    """Return the command, date, machine and interval of a figure's cells."""
+    low, high = figure.rounds
+    least, most = (f"±{each(cell.resolution for cell in figure.cells):.2f}" for each in (min, max))
+    return {
+        "Command": "; ".join(dict.fromkeys(run.command for run in study.runs_of(figure.cells)))
+        or "not in the raw files",
+        "Date": study.dates_of(figure.cells) or "not in the raw files",
+        "Machine": machine_text(study.facts),
+        "Samples": f"{counted(len(figure.cells), 'cell')}, {low if low == high else f'{low} to {high}'} rounds each; "
+        f"{baseline} against itself {least if len(figure.cells) == 1 else f'{least} to {most}'}; 95 % bootstrap intervals",
+    }
 
 
-def _row(cell: Cell, variant: str) -> tuple[str, ...]:
-    line = cell.lines[variant]
-    return (
-        variant_text(variant),
-        str(line.rounds),
-        brief_interval(line.seconds),
-        _ratio(line.ratio),
-        brief(line.cpu_seconds),
-        size_text(line.sent_bytes),
-    )
+def machine_text(facts: Mapping[str, Any]) -> str:
+    """Return the machine in a line, for captions."""
+    if not facts:
+        return "a machine that the raw files do not describe"
+    kernel = str(facts.get("kernel", "")).partition("-")[0]
+    return ", ".join(part for part in (f"{facts.get('cores')} cores of {facts.get('cpu')}", kernel) if part)
 
 
-def _ratio(ratio: Interval | None) -> str:
-    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
-
-
-def machine_facts(facts: Mapping[str, Any]) -> dict[str, str]:
+def _machine_facts(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return what is known of the machine, by the title under which the page shows it."""
     known = {title: str(facts[name]) for name, title in _FACTS.items() if facts.get(name) is not None}
-    if caches := facts.get("caches"):
-        known["Caches"] = ", ".join(f"{name} {size}" for name, size in caches.items())
-    if versions := facts.get("versions"):
-        known["Versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
+    for name, title in {"caches": "Caches", "versions": "Versions"}.items():
+        if facts.get(name):
+            known[title] = ", ".join(f"{part} {value}" for part, value in facts[name].items())
     if gloo := facts.get("gloo"):
         known["Gloo"] = ", ".join(f"{value} {name}" for name, value in gloo.items()) + ", over TCP"
     return known

@@ -32,9 +32,7 @@ def machines_of(path: Path) -> dict[str, Run]:
     found = json_of(path) or {}
     try:
         return {
-            name: _run(
-                {**facts, "machine": {key: fact for key, fact in facts.items() if key not in ("command", "date")}}
-            )
+            name: _run({**facts, "machine": {key: facts[key] for key in facts if key not in ("command", "date")}})
             for name, facts in found.items()
         }
     except (AttributeError, KeyError, TypeError) as error:

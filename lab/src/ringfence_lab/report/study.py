@@ -9,35 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.intervals import MIN_ROUNDS, Interval
-from ringfence_lab.bench.names import BASELINE, STAGES
+from ringfence_lab.bench.names import STAGES
 from ringfence_lab.report.runs import Run, json_of, machines_of, runs_in
 
-SETTINGS: Final = (
-    "kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts", "rate_bits", "busy",
-)  # fmt: skip
-_TEE_SETTINGS: Final[dict[str, tuple[str, tuple[type, ...]]]] = {  # of simulated GPU TEEs; other rows lack them
-    **dict.fromkeys(("preset", "changed"), ("text or null", (str, type(None)))),
-    **dict.fromkeys(("samples", "all_reduces"), ("a whole number or null", (int, type(None)))),
-    **dict.fromkeys(("load", "host_cores"), ("a number or null", (int, float, type(None)))),
-}
-_TEE_NUMBERS: Final = ("dilation", "wall_seconds", "late_seconds")
-_NUMBERS: Final = ("seconds", "seconds_low", "seconds_high", "cpu_seconds", "sent_bytes", "resolution")
-_TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
-    **dict.fromkeys(("cell", "variant", "kind", "wire"), ("text", (str,))),
-    **dict.fromkeys(
-        ("operation", "model", "strategy", "device", "machine", "source"), ("text or null", (str, type(None)))
-    ),
-    **dict.fromkeys(("workers", "hosts", "rounds"), ("a whole number", (int,))),
-    **dict.fromkeys(("size", "rate_bits"), ("a whole number or null", (int, type(None)))),
-    "bucket_mb": ("a number or null", (int, float, type(None))),
-    **dict.fromkeys(("busy", "scored"), ("true or false", (bool,))),
-}
+_SIMULATED: Final = ("dilation", "wall_seconds", "late_seconds")  # columns of simulated variants only
 
 
 @dataclass(frozen=True)
@@ -63,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the grid: the same settings for all its variants."""
+    """One point of the grid: the same settings for all its variants. Fields are columns of the summary."""
 
     name: str
     kind: str
@@ -80,10 +61,10 @@ class Cell:
     busy: bool
     resolution: float
     scored: bool
-    machine: str
-    source: str
-    scaled: float = 1.0
-    preset: str | None = None
+    machine: str | None
+    source: str | None
+    scaled: float = 1.0  # how many times the whole step is as long as what was replayed
+    preset: str | None = None  # this and what follows: of simulated GPU TEEs
     changed: str | None = None
     samples: int | None = None
     all_reduces: int | None = None
@@ -92,18 +73,12 @@ class Cell:
     lines: dict[str, Line] = field(default_factory=dict)
 
     @property
-    def gloo(self) -> Interval | None:
-        """Plaintext Gloo's time: the mean of its two runs."""
-        both = [self.lines[name].seconds for name in BASELINE if name in self.lines]
-        if not both:
-            return None
-        low, median, high = (sum(getattr(one, end) for one in both) / len(both) for end in ("low", "median", "high"))
-        return Interval(median, low, high)
-
-    @property
     def few(self) -> bool:
         """Whether a variant has too few rounds for the cell to be scored."""
         return any(line.rounds < MIN_ROUNDS for line in self.lines.values())
+
+
+_TYPES: Final = get_type_hints(Cell)
 
 
 @dataclass(frozen=True)
@@ -119,6 +94,11 @@ class Study:
         """Those that measured any of these cells, in the order of their dates."""
         found = {(run.date, run.command): run for cell in cells for run in self.runs.get(cell.name, ())}
         return [found[key] for key in sorted(found)]
+
+    def dates_of(self, cells: Iterable[Cell]) -> str:
+        """The first and the last day on which any of these cells was measured; "" where that is not known."""
+        dates = [run.date[:10] for run in self.runs_of(cells)]
+        return " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""
 
     def part(self, keep: Callable[[str], bool]) -> Study:
         """Return the study of the cells of some kinds only."""
@@ -137,7 +117,7 @@ def read(folder: Path) -> Study:
     rows, machines = _rows(folder / "summary" / "cells.json"), machines_of(folder / "summary" / "machines.json")
     raw = {path.stem: path for path in sorted((folder / "raw").glob("*.jsonl"))}
     cells = _cells(rows)
-    found = {name: runs_in(raw[name], cell.machine) for name, cell in cells.items() if name in raw}
+    found = {name: runs_in(raw[name], cell.machine or "") for name, cell in cells.items() if name in raw}
     known = {name: (machines[cell.machine],) for name, cell in cells.items() if cell.machine in machines}
     measured = {name: each.runs for name, each in found.items() if each.runs}
     return study(rows, {**known, **measured}, {name: each.asked for name, each in found.items()})
@@ -159,7 +139,6 @@ def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cell]:
     doubtful: set[str] = set()
     for number, row in enumerate(rows, 1):
         try:
-            _check(row)
             cells.setdefault(row["cell"], _cell(row)).lines[row["variant"]] = _line(row)
             if not row["scored"] or row["rounds"] < MIN_ROUNDS:
                 doubtful.add(row["cell"])
@@ -173,7 +152,7 @@ def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cell]:
 
 def _latest(cells: list[Cell], runs: Mapping[str, tuple[Run, ...]], asked: Mapping[str, str]) -> list[Cell]:
     """Cells of different machines, or of different code, are never put together."""
-    editions: dict[tuple[str, str], list[Cell]] = {}
+    editions: dict[tuple[str | None, str | None], list[Cell]] = {}
     for cell in cells:
         editions.setdefault((cell.machine, cell.source), []).append(cell)
 
@@ -184,45 +163,41 @@ def _latest(cells: list[Cell], runs: Mapping[str, tuple[Run, ...]], asked: Mappi
     return max(editions.values(), key=age, default=[])
 
 
-def _check(row: Mapping[str, Any]) -> None:
-    """No text where a number is due: what stands in a page, or names a file, is what it seems to be."""
-    for name, (due, types) in _TYPES.items():
-        if type(row[name]) not in types:
-            raise TypeError(f"{name} is {row[name]!r}, not {due}")
-    for name, (due, types) in _TEE_SETTINGS.items():
-        if type(row.get(name)) not in types:
-            raise TypeError(f"{name} is {row[name]!r}, not {due}")
-
-
 def _cell(row: Mapping[str, Any]) -> Cell:
-    return Cell(
-        name=row["cell"],
-        **{name: row[name] for name in SETTINGS},
-        resolution=_number(row["resolution"]),
-        scored=row["scored"],
-        machine=row["machine"] or "",
-        source=row["source"] or "",
-        scaled=_number(1.0 if row.get("scaled") is None else row["scaled"]),
-        **{name: row[name] for name in _TEE_SETTINGS if name in row},
-    )
+    """No text where a number is due: what stands in a page, or names a file, is what it seems to be."""
+    found = {"name": _typed(row["cell"], "cell", str)}
+    for column in fields(Cell)[1:-1]:
+        value = row[column.name] if column.default is MISSING else row.get(column.name)
+        if value is not None or column.default is MISSING:
+            found[column.name] = _typed(value, column.name, _TYPES[column.name])
+    return Cell(**found)
+
+
+def _typed(value: Any, name: str, hint: Any) -> Any:
+    types = get_args(hint) or (hint,)
+    if float in types and value is not None:
+        return _number(value)
+    if type(value) not in types:
+        raise TypeError(f"{name} is {value!r}, not {getattr(hint, '__name__', hint)}")
+    return value
 
 
 def _line(row: Mapping[str, Any]) -> Line:
     spent = {stage: row[f"stage_{stage}"] for stage in STAGES if row.get(f"stage_{stage}") is not None}
-    numbers = {name: _number(row[name]) for name in _NUMBERS}
-    ratio = None
-    if row["ratio"] is not None:
-        ratio = Interval(*(_number(row[name]) for name in ("ratio", "ratio_low", "ratio_high")))
     return Line(
-        variant=row["variant"],
-        rounds=row["rounds"],
-        seconds=Interval(numbers["seconds"], numbers["seconds_low"], numbers["seconds_high"]),
-        cpu_seconds=numbers["cpu_seconds"],
-        sent_bytes=numbers["sent_bytes"],
-        ratio=ratio,
+        variant=_typed(row["variant"], "variant", str),
+        rounds=_typed(row["rounds"], "rounds", int),
+        seconds=_interval(row, "seconds"),
+        cpu_seconds=_number(row["cpu_seconds"]),
+        sent_bytes=_number(row["sent_bytes"]),
+        ratio=None if row["ratio"] is None else _interval(row, "ratio"),
         stages={stage: _number(nanoseconds) / 1e9 for stage, nanoseconds in spent.items()},
-        **{name: _number(row[name]) for name in _TEE_NUMBERS if row.get(name) is not None},
+        **{name: _number(row[name]) for name in _SIMULATED if row.get(name) is not None},
     )
+
+
+def _interval(row: Mapping[str, Any], name: str) -> Interval:
+    return Interval(*(_number(row[column]) for column in (name, f"{name}_low", f"{name}_high")))
 
 
 def _number(value: Any) -> float:

@@ -1,23 +1,91 @@
-"""The summary of a study for the top of the page, and its limits."""
+"""The page of a study: its headline, its limits, and the table of all cells."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from ringfence_lab.bench.intervals import MIN_ROUNDS
-from ringfence_lab.report.figure import QUIET, Figure, counted, counting, distinct, having, ratio_of, uncounted, verdict
-from ringfence_lab.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, percent, plain, what
-from ringfence_lab.report.stages import lower_bound_sentence
+from ringfence_lab.bench.units import size_text
+from ringfence_lab.report.figure import (
+    QUIET,
+    Figure,
+    Missing,
+    Table,
+    counted,
+    counting,
+    distinct,
+    doubt,
+    having,
+    ratio_of,
+    uncounted,
+    verdict,
+)
+from ringfence_lab.report.labels import (
+    SEALED,
+    brief,
+    brief_interval,
+    fully,
+    interval_text,
+    is_step,
+    order,
+    percent,
+    plain,
+    variant_text,
+    what,
+)
+from ringfence_lab.report.page import Chapter, Section
 from ringfence_lab.report.study import Cell, Study
 
+TITLE: Final = "What protection costs here"
+INTRO: Final = (
+    "ringfence is a torch.distributed backend that encrypts and authenticates everything between workers. A cell is one point "
+    "of the grid of this study: a model, a trace of a model's gradient buckets, or a single collective, with a number of "
+    "workers and settings. In each round of a cell all variants do the same work in turn. Plaintext Gloo, PyTorch's own "
+    "backend, runs twice: the difference between its two runs is the resolution of the measurement."
+)
 READING: Final = (
     "A point is the median over the rounds of a variant's time over plaintext Gloo's in the same round: 1 is as "
     "fast, 2 takes twice as long. Whiskers are its 95 % bootstrap interval. The grey band is how far plaintext "
     "Gloo reads from itself in the same rounds: points inside it cannot be distinguished from 1. Hollow points come from "
     f"cells where that band is wider than ±0.10, or that have fewer than {MIN_ROUNDS} rounds; they are shown and not counted."
 )
+
+_CELLS: Final = (
+    "Medians over the rounds, with 95 % intervals. After the name of a cell: how far plaintext Gloo reads from itself, and "
+    "whether that and the number of rounds are enough to compare ringfence with it."
+)
+
+
+def chapter(study: Study, figures: Sequence[Figure | Missing]) -> Chapter:
+    """Return the page of a study."""
+    header = ("variant", "rounds", "time", "over Gloo", "CPU, all workers", "sent, all workers")
+    cells = {_heading(cell): [_row(cell, name) for name in cell.lines] for cell in sorted(study.cells, key=order)}
+    return Chapter(
+        title=TITLE,
+        headline=headline(study),
+        summary=(),
+        intro=INTRO,
+        reading=READING,
+        limits=limits(study),
+        figures=figures,
+        sections=[Section("cells", "All cells", _CELLS, Table(header, cells))],
+        baseline="Gloo",
+    )
+
+
+def _heading(cell: Cell) -> str:
+    result = ""
+    if SEALED in cell.lines and cell.lines[SEALED].ratio:
+        result = f": ringfence is {verdict(cell)}" if cell.scored else f": {doubt(cell)}"
+    return f"{fully(cell)} · Gloo / Gloo ±{cell.resolution:.2f}{result}"
+
+
+def _row(cell: Cell, variant: str) -> tuple[str, ...]:
+    line = cell.lines[variant]
+    times = (brief_interval(line.seconds), interval_text(line.ratio), brief(line.cpu_seconds))
+    return variant_text(variant), str(line.rounds), *times, size_text(line.sent_bytes)
 
 
 def headline(study: Study) -> str:
@@ -44,17 +112,6 @@ def headline(study: Study) -> str:
         much = f"{percent(abs(middle - 1))} {'longer' if middle >= 1 else 'shorter'} than with plaintext Gloo"
     step = f"a training step{replayed}, in which" if replayed else "a training step in which"
     return f"On this machine {step} everything between workers is sealed takes {much} ({often}).{uncounted(steps, 'more ')}"
-
-
-def summary(study: Study) -> list[str]:
-    """Return the findings, the most important first."""
-    sentences = [
-        _distinguished(_plain_steps(study)),
-        _worst(_plain_steps(study)),
-        _cost_of_sealing(study),
-        _naive(study),
-    ]
-    return [sentence for sentence in [*sentences, lower_bound_sentence(study)] if sentence]
 
 
 def limits(study: Study) -> list[str]:
@@ -100,33 +157,6 @@ def limits(study: Study) -> list[str]:
     return found
 
 
-def machine_text(facts: Mapping[str, Any]) -> str:
-    """The machine in a line, for captions."""
-    if not facts:
-        return "a machine that the raw files do not describe"
-    kernel = str(facts.get("kernel", "")).partition("-")[0]
-    return ", ".join(part for part in (f"{facts.get('cores')} cores of {facts.get('cpu')}", kernel) if part)
-
-
-def provenance(study: Study, figure: Figure) -> dict[str, str]:
-    """Command, date, machine and interval of a figure's cells."""
-    runs = study.runs_of(figure.cells)
-    dates = sorted({run.date[:10] for run in runs})
-    low, high = figure.rounds
-    return {
-        "Command": "; ".join(dict.fromkeys(run.command for run in runs)) or "not in the raw files",
-        "Date": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "not in the raw files",
-        "Machine": machine_text(study.facts),
-        "Samples": f"{counted(len(figure.cells), 'cell')}, {low if low == high else f'{low} to {high}'} rounds each; "
-        f"Gloo against itself {_resolutions(figure.cells)}; 95 % bootstrap intervals",
-    }
-
-
-def _resolutions(cells: Sequence[Cell]) -> str:
-    found = [cell.resolution for cell in cells]
-    return f"±{min(found):.2f} to ±{max(found):.2f}" if len(found) > 1 else f"±{found[0]:.2f}"
-
-
 def _plain_steps(study: Study) -> list[Cell]:
     steps = having((cell for cell in study.cells if plain(cell) and is_step(cell)), SEALED)
     return distinct(steps, lambda cell: (what(cell), cell.workers))
@@ -134,53 +164,3 @@ def _plain_steps(study: Study) -> list[Cell]:
 
 def _middle(cells: Iterable[Cell]) -> float:
     return statistics.median(ratio_of(cell).median for cell in cells)
-
-
-def _distinguished(steps: Sequence[Cell]) -> str:
-    scored = [cell for cell in steps if cell.scored]
-    if len(scored) < 2:
-        return ""
-    found = [verdict(cell) for cell in scored]
-    where = {"slower": "are slower", "faster": "are faster", "the same": "cannot be distinguished from it"}
-    parts = [f"{found.count(each) or 'none'} {words}" for each, words in where.items()]
-    among = f"Of {counted(len(scored), 'step')} that the machine was quiet enough to compare with plaintext Gloo"
-    return f"{among}, {', '.join(parts)}."
-
-
-def _worst(steps: Sequence[Cell]) -> str:
-    scored = [cell for cell in steps if cell.scored]
-    if len(scored) < 2:
-        return ""
-    worst, best = max(scored, key=lambda c: ratio_of(c).median), min(scored, key=lambda c: ratio_of(c).median)
-    ends = (
-        f"{fully(cell)} {ratio_of(cell).median:.2f} [{ratio_of(cell).low:.2f}, {ratio_of(cell).high:.2f}]"
-        for cell in (worst, best)
-    )
-    return "Most and least: {} and {} times Gloo's time.".format(*ends)
-
-
-def _cost_of_sealing(study: Study) -> str:
-    """Sealing against a copy, over everything that was measured with both variants on the loopback."""
-    cells, note = counting([cell for cell in having(study.cells, SEALED, UNSEALED) if plain(cell)])
-    steps, others = (_over([c for c in cells if is_step(c) is kind], SEALED, UNSEALED) for kind in (True, False))
-    named = ((steps, "steps"), (others, "bare collectives"))
-    parts = [f"{statistics.median(some):.2f} in {name}" for some, name in named if some]
-    if not parts:
-        return ""
-    what_for = "Sealing alone (ringfence over its own transport without encryption)"
-    return f"{what_for} costs a factor of {' and '.join(parts)}, in the median{note}."
-
-
-def _naive(study: Study) -> str:
-    cells, note = counting([cell for cell in having(study.cells, SEALED, NAIVE) if plain(cell)])
-    over = _over(cells, NAIVE, SEALED)
-    if not over:
-        return ""
-    return (
-        f"Sealing each message for each hop takes {statistics.median(over):.2f} times as long as "
-        f"ringfence in the median of {counted(len(over), 'cell')}, up to {max(over):.2f} times{note}."
-    )
-
-
-def _over(cells: Iterable[Cell], one: str, other: str) -> list[float]:
-    return [cell.lines[one].seconds.median / cell.lines[other].seconds.median for cell in cells]

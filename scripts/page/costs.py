@@ -1,0 +1,415 @@
+"""The page "What it costs", and the two ratios that every page of the documentation has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from ringfence_lab.bench.intervals import Interval
+from ringfence_lab.bench.names import PROFILED, necessary_bytes
+from ringfence_lab.bench.results import Line, Result
+from ringfence_lab.bench.units import size_text, time_text
+from ringfence_lab.report.figure import Figure
+from scripts.generated import table
+from scripts.page import ROOT
+from scripts.page.edition import SEALED, Edition, line_of, read
+
+__all__ = ["KIND", "PAGES", "TABLES", "pictures", "read"]
+
+KIND: Final = "figures"
+PAGES: Final = (ROOT / "docs" / "benchmarks" / "what-it-costs.md", ROOT / "README.md", ROOT / "docs" / "index.md")
+SIZE: Final = 25 << 20  # of DDP's buckets
+LARGE: Final = (SIZE, 100 << 20)
+OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+MODELS: Final = ("resnet50", "bert-base", "gpt2")
+RATES: Final = {"1gbit": "1 Gbit/s", "2.5gbit": "2.5 Gbit/s", "10gbit": "10 Gbit/s", None: "not limited"}
+RIVALS: Final = {"ringfence-unsealed": "unsealed", "hop-by-hop": "hop by hop", "tls": "TLS 1.3"}
+PROFILES: Final = (
+    *(("all_reduce", size, workers) for workers in (2, 4) for size in LARGE),
+    *((operation, SIZE, 2) for operation in OPERATIONS[1:]),
+)
+VAES: Final = {  # the flags of the CPUs that were measured on, which samples do not record
+    "Intel(R) Xeon(R) Processor": "with VAES",
+    "Intel(R) Xeon(R) Processor @ 2.50GHz": "without VAES",
+}
+DIGITS: Final = 4
+
+Cases = Iterable[tuple[tuple[str, ...], Result | None]]  # the first cells of a row, and what was measured
+COLUMNS: Final[dict[str, Callable[[Result, Line, Line], str]]] = {  # of Gloo's line and ringfence's
+    "Gloo": lambda _, gloo, ours: time_text(gloo.seconds),
+    "ringfence": lambda _, gloo, ours: time_text(ours.seconds),
+    "ratio": lambda _, gloo, ours: ratio_text(ours.ratio),
+    "Gloo / Gloo": lambda result, gloo, ours: f"±{result.resolution:.2f}",
+    "Gloo, CPU": lambda _, gloo, ours: f"{gloo.cpu_seconds:.2f} s",
+    "ringfence, CPU": lambda _, gloo, ours: f"{ours.cpu_seconds:.2f} s",
+    "Gloo, CPU ns/B": lambda _, gloo, ours: f"{gloo.cpu_ns_per_byte or 0:.2f}",
+    "ringfence, CPU ns/B": lambda _, gloo, ours: f"{ours.cpu_ns_per_byte or 0:.2f}",
+    "Gloo, sent": lambda _, gloo, ours: size_text(gloo.wire_bytes),
+    "ringfence, sent": lambda _, gloo, ours: size_text(ours.wire_bytes),
+    "ringfence, sealed": lambda _, gloo, ours: size_text(ours.counted.sealed) if ours.counted else "–",
+    "inside machines": lambda _, gloo, ours: size_text(ours.counted.local) if ours.counted else "–",
+    "cores in use, Gloo / ringfence": lambda _, gloo, ours: (
+        f"{gloo.cpu_seconds / gloo.seconds:.1f} / {ours.cpu_seconds / ours.seconds:.1f}"
+    ),
+    "unsealed": lambda result, gloo, ours: ratio_text(_ratio(result, "ringfence-unsealed")),
+    "hop by hop": lambda result, gloo, ours: ratio_text(_ratio(result, "hop-by-hop")),
+    "TLS 1.3": lambda result, gloo, ours: ratio_text(_ratio(result, "tls")),
+}
+
+
+def _ratio(result: Result, variant: str) -> Interval | None:
+    line = line_of(result, variant)
+    return line.ratio if line else None
+
+
+def ratio_text(ratio: Interval | None) -> str:
+    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
+
+
+def name_of(operation: str) -> str:
+    return operation.replace("_", "-")
+
+
+def compared(labels: Iterable[str], columns: Iterable[str], cases: Cases) -> str:
+    """A table of ringfence beside Gloo: a row for each case that was measured."""
+    rows = []
+    for cells, result in cases:
+        gloo, ours = line_of(result, "gloo-a"), line_of(result)
+        if result and gloo and ours:
+            rows.append([*cells, *(COLUMNS[column](result, gloo, ours) for column in columns)])
+    return table([*labels, *columns], rows)
+
+
+# -- what was measured ------------------------------------------------------------------------------------------------
+
+
+def all_reduces(edition: Edition, counts: Iterable[int], **settings: Any) -> Cases:
+    return [
+        ((str(workers), size_text(size)), edition.collective("all_reduce", size, workers, **settings))
+        for workers in counts
+        for size in LARGE
+    ]
+
+
+def collectives(edition: Edition) -> Cases:
+    return [
+        ((name_of(operation), str(workers)), edition.collective(operation, SIZE, workers))
+        for operation in OPERATIONS[1:]
+        for workers in (2, 4)
+    ]
+
+
+def training(edition: Edition) -> Cases:
+    return [
+        ((model, strategy.upper(), str(workers)), edition.training(model, strategy, workers))
+        for strategy in ("ddp", "fsdp2")
+        for model in MODELS
+        for workers in (2, 4)
+    ]
+
+
+def buckets(edition: Edition) -> Cases:
+    """Steps of GPT-2 by the size of DDP's buckets, its own first."""
+    cases = [each.case for each in edition.results if each.case["kind"] == "training"]
+    sizes = {case["bucket_mb"] for case in cases if case["strategy"] == "ddp" and case["model"] == "gpt2"}
+    return [
+        (("default (25, the first 1)" if size is None else f"{size:g}",), edition.training("gpt2", "ddp", 2, size))
+        for size in sorted(sizes, key=lambda size: size or 0)
+    ]
+
+
+def rates(edition: Edition) -> Iterator[tuple[tuple[str, ...], Result | None]]:
+    for rate in RATES:
+        for workers in (2, 4):
+            for size in LARGE:
+                result = edition.collective("all_reduce", size, workers, rate=rate)
+                if rate and result:
+                    yield (RATES[rate], size_text(result.case["burst"]), str(workers), size_text(size)), result
+
+
+def machines(edition: Edition, inside: bool) -> Cases:
+    """Cells of the study of machines x workers; of small calls the slowest of Gloo's would dominate the ratios."""
+    found = []
+    for each in edition.machines.results if edition.machines else ():
+        case = each.case
+        if case["kind"] != "collective" or PROFILED in case["variants"] or case["size"] < SIZE:
+            continue
+        if (case["hosts"] == 1) is inside:
+            name, size, workers = name_of(case["operation"]), size_text(case["size"]), case["workers"]
+            place = f"{case['hosts']} x {workers // case['hosts']}"
+            cells = (name, size, str(workers)) if inside else (place, RATES[case["rate"]], name, size)
+            key = (case["hosts"], workers, OPERATIONS.index(case["operation"]), case["rate"] or "", case["size"])
+            found.append((key, cells, each))
+    return [(cells, each) for _, cells, each in sorted(found, key=lambda each: each[0])]
+
+
+def between(edition: Edition, place: str) -> tuple[Result, Line]:
+    """The all-reduce of 25 MiB over links that are not limited, between machines as in "2 x 4", and ringfence's line."""
+    wanted = (place, RATES[None], "all-reduce", size_text(SIZE))
+    result = next((result for cells, result in machines(edition, inside=False) if cells == wanted), None)
+    line = line_of(result)
+    assert result and line, f"the study of machines has no cell {wanted}"
+    return result, line
+
+
+def medians(edition: Edition) -> dict[int, tuple[float, float]]:
+    """Seconds of Gloo's and ringfence's median call between two workers, by size: what `ringfence bench latency` records."""
+    both = ("gloo", SEALED)
+    return {
+        each["size"]: tuple(each[name]["median_after_barrier"] for name in both)
+        for each in edition.calls.get("sizes", ())
+    }
+
+
+def cpu(facts: Mapping[str, Any]) -> str:
+    """What matters of a CPU here: whether it has the instructions that seal fast."""
+    return VAES.get(facts["cpu"], f"({facts['cpu']})")
+
+
+# -- tables and sentences ---------------------------------------------------------------------------------------------
+
+
+def headline(edition: Edition) -> str:
+    """The sentences of the README and the home page."""
+    assert edition.machines
+    gloo, sealed = medians(edition)[SIZE]
+    few, many = (between(edition, place)[1].ratio.median for place in ("2 x 1", "2 x 4"))
+    slow, took = cpu(edition.machines.facts), f"{time_text(sealed)} and {time_text(gloo)}"
+    return (
+        f"**A sealed 25 MiB all-reduce takes {sealed / gloo:.2f} times as long as plaintext Gloo** between two workers with a "
+        f"core\neach (median call, {took}, loopback, a CPU {cpu(edition.calls['machine'])}). A study on a CPU {slow} (batches\n"
+        f"of calls, machines as network namespaces) has {few:.2f} times there, and "
+        f"**{many:.2f} times** between two machines\nof four workers each, which share memory, unsealed, "
+        "inside a machine."
+    )
+
+
+def circumstances(edition: Edition) -> str:
+    """Machine, versions, date."""
+    facts, gloo = edition.facts, edition.facts["gloo"]
+    caches = ", ".join(f"{name} {size}" for name, size in facts["caches"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    dates = " to ".join(dict.fromkeys((edition.dates[0], edition.dates[-1])))
+    return (
+        f"- **Machine**: {facts['cores']} cores of {facts['cpu']} ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}.\n"
+        f"- **Date**: {dates}.\n"
+        f"- **Versions**: Python {facts['python']}, {versions}, {facts['openssl']}; source digest `{facts['source']}`.\n"
+        f"- **Gloo** runs with {gloo['threads']} threads and {gloo['devices']} device(s), over TCP."
+    )
+
+
+def two_workers(edition: Edition) -> str:
+    """Median calls between two workers, the slowest in twenty, and the ratio of the medians."""
+    rows = []
+    for each in edition.calls["sizes"]:
+        gloo, sealed = medians(edition)[each["size"]]
+        slowest = [time_text(each[name]["p95_after_barrier"]) for name in ("gloo", SEALED)]
+        rows.append((size_text(each["size"]), time_text(gloo), time_text(sealed), f"{sealed / gloo:.2f}", *slowest))
+    header = [
+        "size",
+        "Gloo, median",
+        "ringfence, median",
+        "ratio",
+        "Gloo, 95th percentile",
+        "ringfence, 95th percentile",
+    ]
+    facts = edition.calls["machine"]
+    where = f"{facts['cores']} cores of {facts['cpu']}, {cpu(facts)}; source digest `{facts['source']}`"
+    return f"{table(header, rows)}\n\n{_command(edition.calls)}, {edition.calls['date'][:10]}, {where}."
+
+
+def rivals(edition: Edition) -> str:
+    """The ratio of ringfence to each other variant."""
+    rows = [
+        (*cells, title, ratio_text(result.sealed_over[name]))
+        for cells, result in all_reduces(edition, (2, 4))
+        for name, title in RIVALS.items()
+        if result and name in result.sealed_over
+    ]
+    return table(("workers", "size", "other variant", "ringfence over it"), rows)
+
+
+def stages(edition: Edition) -> str:
+    rows, names = [], []
+    for (operation, size, workers), line in profiles(edition):
+        names = list(line.stages or {})
+        must = necessary_bytes(operation, size, workers) / 1e9
+        seconds = edition.lower_bounds.get((operation, size, workers))
+        low = f"{seconds / must:.2f}" if seconds else "–"
+        shares = [f"{share:.0%}" for share in (line.stages or {}).values()]
+        rows.append([name_of(operation), workers, size_text(size), *shares, f"{line.cpu_ns_per_byte or 0:.2f}", low])
+    return table(("", "workers", "size", *names, "CPU ns/B", "lower bound, ns/B"), rows)
+
+
+def profiles(edition: Edition) -> Iterator[tuple[tuple[str, int, int], Line]]:
+    for place in PROFILES:
+        line = line_of(edition.collective(*place, profiled=True), PROFILED)
+        if line and line.stages:
+            yield place, line
+
+
+def link(edition: Edition) -> str:
+    found = sorted(edition.links, key=lambda each: (each.case["segment"], each.case["threads"]))
+    rows = [
+        (
+            size_text(each.case["segment"]),
+            each.case["threads"],
+            *(ratio_text(rate) for rate in each.rate.values()),
+            *(f"{cost:.3f}" for cost in each.cpu_ns_per_byte.values()),
+        )
+        for each in found
+    ]
+    return table(("segment", "threads", "seal, GB/s", "open, GB/s", "seal, CPU ns/B", "open, CPU ns/B"), rows)
+
+
+def memory(edition: Edition) -> str:
+    rows = []
+    for each in edition.memory:
+        sizes = (each.beyond, each.per_link, each.made, each.socket_buffers_per_link)
+        name = "Gloo" if each.variant.startswith("gloo") else each.variant
+        cells = (name, each.case["workers"], size_text(each.case["size"]), each.links)
+        rows.append((*cells, *(f"{size / (1 << 20):.1f} MiB" for size in sizes)))
+    header = ("", "workers", "tensor", "links", "beyond it", "per link", "made before", "kernel's limit per link")
+    return table(header, rows)
+
+
+def _command(found: Mapping[str, Any]) -> str:
+    """The command that printed a result. Scripts that measured have been removed."""
+    return f"`{found['command']}`{' (removed since)' if 'scripts.' in found['command'] else ''}"
+
+
+def tunnels(edition: Edition) -> str:
+    """Plaintext Gloo through tunnels in user space."""
+    found = edition.tunnels
+    sizes = list(next(iter(found["median_seconds"].values())))
+    rows = [(way, *(time_text(each[size]) for size in sizes)) for way, each in found["median_seconds"].items()]
+    facts = found["machine"]
+    where = f"{facts['cores']} cores" + (f" of {facts['cpu']}" if "cpu" in facts else "")
+    command = f"{_command(found)}, {found['date'][:10]}, {where}; {found['rounds']} rounds"
+    note = f" {found['note']}" if "note" in found else ""
+    return f"{table(('tunnel', *(size_text(int(size)) for size in sizes)), rows)}\n\n{command}.{note}"
+
+
+def machines_circumstances(edition: Edition) -> str:
+    """The machine and the date of this study, which are not those of the rest of the page."""
+    assert edition.machines
+    facts = edition.machines.facts
+    return (
+        f"Measured on {edition.machines.dates[-1]} with `{edition.machines.commands[-1]}`, on {facts['cores']} cores of "
+        f"{facts['cpu']}, with source digest `{facts['source']}`. All machines are network namespaces that share these cores."
+    )
+
+
+def machines_counted(edition: Edition) -> str:
+    """Whether what was counted is what the schedules say, over all collectives of the study."""
+    results = edition.machines.results if edition.machines else []
+    lines = [
+        (each.predicted, line_of(each)) for each in results if PROFILED not in each.case["variants"] and each.predicted
+    ]
+    equal = sum(line is not None and line.counted == predicted for predicted, line in lines)
+    return (
+        f"In {equal} of {len(lines)} cells, the bytes that were sealed, their frames, and the bytes that stayed inside "
+        "machines are, as counted, exactly those that the schedules say."
+    )
+
+
+TIMES: Final = ("Gloo", "ringfence", "ratio", "Gloo / Gloo")
+TABLES: Final[dict[str, Callable[[Edition], str]]] = {
+    "headline": headline,
+    "circumstances": circumstances,
+    "commands": lambda edition: "\n".join(["```sh", *edition.commands, "```"]),
+    "two-workers": two_workers,
+    "all-reduce": lambda edition: compared(("workers", "size"), TIMES, all_reduces(edition, (4, 8))),
+    "times": lambda edition: compared(
+        ("workers", "size"),
+        ("Gloo, CPU ns/B", "ringfence, CPU ns/B", "Gloo, sent", "ringfence, sent"),
+        all_reduces(edition, (2, 4, 8)),
+    ),
+    "costs": rivals,
+    "tunnels": tunnels,
+    "collectives": lambda edition: compared(("25 MiB", "workers"), TIMES, collectives(edition)),
+    "busy": lambda edition: compared(
+        ("workers", "size"), (*TIMES, *RIVALS.values()), all_reduces(edition, (2, 4), busy=True)
+    ),
+    "training": lambda edition: compared(
+        ("model", "", "workers"), (*TIMES, "Gloo, CPU", "ringfence, CPU"), training(edition)
+    ),
+    "buckets": lambda edition: compared(("`bucket_cap_mb`",), TIMES, buckets(edition)),
+    "rates": lambda edition: compared(
+        ("rate", "burst", "hosts", "size"),
+        ("Gloo", "ratio", "Gloo / Gloo", "cores in use, Gloo / ringfence"),
+        rates(edition),
+    ),
+    "stages": stages,
+    "link": link,
+    "memory": memory,
+    "machines-circumstances": machines_circumstances,
+    "machines-between": lambda edition: compared(
+        ("machines x workers", "rate", "collective", "size"),
+        (*TIMES, "Gloo, sent", "ringfence, sealed", "inside machines"),
+        machines(edition, inside=False),
+    ),
+    "machines-inside": lambda edition: compared(
+        ("collective", "size", "workers"), (*TIMES, "inside machines"), machines(edition, inside=True)
+    ),
+    "machines-counted": machines_counted,
+}
+
+
+# -- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def point(label: str, ratio: Interval | float, resolution: float = 0.0) -> dict[str, Any]:
+    ends = (ratio, ratio, ratio) if isinstance(ratio, float) else (ratio.low, ratio.median, ratio.high)
+    return {"label": label, "ratio": [round(end, DIGITS) for end in ends], "resolution": round(resolution, DIGITS)}
+
+
+def points(group: str, label: str, cases: Cases) -> dict[str, list[dict[str, Any]]]:
+    """Points by group; both names are made of the first cells of a row."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for cells, result in cases:
+        line = line_of(result)
+        if result and line:
+            at = found.setdefault(group.format(*cells), [])
+            at.append(point(label.format(*cells), line.ratio, result.resolution))
+    return found
+
+
+def pictures(edition: Edition) -> Iterator[Figure]:
+    """The pictures of the page; what was not measured is not in them."""
+
+    def figure(name: str, chart: str, title: str, numbers: dict[str, Any], **options: Any) -> Figure:
+        return Figure(name, chart, title, "", "", numbers, (), options={"width": 7.4, **options})
+
+    calls = {size: sealed / gloo for size, (gloo, sealed) in medians(edition).items()}
+    if edition.machines and calls:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for place in ("2 x 1", "2 x 4"):
+            cell, line = between(edition, place)
+            label = f"all-reduce, {place.replace(' x', ' machines x')}"
+            found.setdefault(f"CPU {cpu(edition.machines.facts)}", []).append(point(label, line.ratio, cell.resolution))
+        found.setdefault(f"CPU {cpu(edition.calls['machine'])}", []).append(
+            point("all-reduce, 2 machines x 1", calls[SIZE])
+        )
+        ddp = [(cells, result) for cells, result in training(edition) if cells[1:] == ("DDP", "2")]
+        for name, some in points(f"CPU {cpu(edition.facts)}", "{0} step, 2 machines x 1", ddp).items():
+            found.setdefault(name, []).extend(some)
+        yield figure("headline", "across", "Sealed: 25 MiB all-reduce, and DDP steps; machines x workers", found)
+    lines = {"2 workers, median call": [point(size_text(size), ratio) for size, ratio in calls.items()]}
+    lines |= points("{0} workers", "{1}", all_reduces(edition, (4, 8)))
+    title = "Sealed all-reduce, loopback; with 95 % intervals for 4 and 8 workers on 2 cores"
+    numbers = {name: {"ringfence": some} for name, some in lines.items() if some}
+    yield figure("all-reduce", "panels", title, numbers, columns=3)
+    found = points("{1} workers", "{0}", collectives(edition))
+    yield figure("collectives", "across", "Collectives of 25 MiB, loopback, sealed", found)
+    found = points("{2} workers", "{0}, {1}", training(edition))
+    yield figure("training", "across", "Training steps, loopback, sealed", found)
+    found = points("{2} hosts", "{0}, {3}", rates(edition))
+    yield figure("rates", "across", "All-reduce between hosts with limited links, sealed", found)
+    shares = {
+        f"{name_of(operation)}, {size_text(size)}, {workers} workers": {
+            stage: round(share, DIGITS) for stage, share in (line.stages or {}).items()
+        }
+        for (operation, size, workers), line in profiles(edition)
+    }
+    yield figure("stages", "stacked", "Where the time of a sealed collective goes", shares)

@@ -1,0 +1,63 @@
+"""The page of GPU TEEs: figures and tables of `ringfence report` for docs/results/gpu-tee, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ringfence_lab.report import study, tee
+from ringfence_lab.report.figure import Figure, Table
+from ringfence_lab.report.page import machine_text
+from ringfence_lab.report.study import Study
+from ringfence_lab.report.tee_page import headline, inputs, summary
+from ringfence_lab.report.write import TEE_BUILDERS
+from scripts.generated import table
+from scripts.page import ROOT
+
+KIND: Final = "gpu-tee"
+PAGES: Final = (ROOT / "docs" / "benchmarks" / "gpu-tee.md",)
+
+
+def read(results: Path) -> Study:
+    return study.read(results / "gpu-tee")
+
+
+def pictures(found: Study) -> list[Figure]:
+    return [figure for build in TEE_BUILDERS for figure in build(found) if isinstance(figure, Figure)]
+
+
+def _figure(name: str, found: Study) -> str:
+    """A figure in Markdown: its sentence, its picture, and how to read it."""
+    figure = next(figure for figure in pictures(found) if figure.name == name)
+    return f"{figure.says}\n\n![{figure.title}](../figures/{name}.svg)\n\n*{figure.reading}*"
+
+
+def _table(found: Table, *over: str) -> str:
+    """A table in Markdown; where rows are in groups, the names of these are in a column of their own, with this title."""
+    rows = [(name, *row) if name else row for name, some in found.groups.items() for row in some]
+    return table((*over, *found.header), [[cell.replace("|", "/") for cell in row] for row in rows])
+
+
+def _summary(found: Study) -> str:
+    commands = ", ".join(dict.fromkeys(f"`{run.command}`" for run in found.runs_of(found.cells)))
+    lines = [line for cell in found.cells for line in cell.lines.values()]
+    about = (
+        f"{commands} on {machine_text(found.facts)}, {found.dates_of(found.cells)}: {len(found.cells)} cells, "
+        f"{sum(line.rounds for line in lines)} samples, at most {max(line.cores for line in lines):.2f} of "
+        f"{found.facts.get('cores')} cores in use."
+    )
+    return "\n".join([f"**{headline(found)}**", "", *(f"- {each}" for each in summary(found)), "", about])
+
+
+TABLES: Final[dict[str, Callable[[Study], str]]] = {
+    "summary": _summary,
+    "distances": lambda found: _table(tee.distances(found)),
+    "tee-models": lambda found: _figure("tee-models", found),
+    "tee-switches": lambda found: _figure("tee-switches", found),
+    "tee-ringfence": lambda found: _figure("tee-ringfence", found),
+    "steps": lambda found: _table(tee.all_steps(found)),
+    "dilations": lambda found: _table(tee.dilations(found)),
+    "sensitivity": lambda found: _table(tee.sensitivity(found)),
+    "inputs": lambda found: _table(inputs(found), "preset"),
+}
