@@ -210,13 +210,11 @@ def test_the_machine_measured_last_is_read(tmp_path: Path) -> None:
         read_study(folder.parent, None)
 
 
-def test_a_model_of_ones_own_by_count_config_or_tensors(tmp_path: Path) -> None:
+def test_a_model_of_ones_own_by_count_or_tensors(tmp_path: Path) -> None:
     """None of them needs torch or transformers."""
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 1024}')
     (tmp_path / "tensors.txt").write_text("1000x1000\n1000\n")
     for arguments, elements in (
         (("--parameters", "7e9"), 7_000_000_000),
-        (("--config", "config.json"), 2 * 32000 * 1024 + 2 * (4 * 1024**2 + 3 * 1024 * 11008 + 2 * 1024) + 1024),
         (("--tensors", "tensors.txt"), 1_001_000),
     ):
         found = answered("plan", *arguments, "--workers", "8", folder=tmp_path)
@@ -272,7 +270,7 @@ def test_workers_of_a_machine_share_memory_and_only_what_leaves_it_is_sealed() -
         (["--strategy", "fsdp", "--bucket-cap-mb", "25"], "--bucket-cap-mb does not apply to --strategy fsdp"),
         (["--unit-blocks", "2"], "--unit-blocks does not apply to --strategy ddp"),
         (["--model", "gpt2", "--parameters", "7e9"], "not allowed with argument"),
-        (["--config", "nowhere.json"], "cannot read nowhere.json"),
+        (["--tensors", "nowhere.json"], "cannot read nowhere.json"),
         (["--workers", "0"], "whole number"),
         (["--workers", "16385"], "up to 16,384"),
         (["--compute", "0"], "above zero"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli.further_commands import LAB
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
-from ringfence_lab.cli import plan_chart, plan_checks, plan_sources, plan_trace, plan_views
+from ringfence_lab.cli import plan_chart, plan_checks, plan_trace, plan_views
 from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.steps import SCHEDULES, STRATEGIES
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from ringfence_lab.plan.hardware import Hardware
+    from ringfence_lab.plan.models import Model
     from ringfence_lab.plan.recommend import Plan
     from ringfence_lab.plan.steps import Question
 
@@ -34,8 +35,8 @@ The model of a step adds its computing and the collectives of DDP or FSDP, by th
 off what overlaps. The output names the dominant term and recommends settings with the gain that each is expected to bring.
 Torch is not needed.
 
-The model is one of `plan models`, a number of parameters, a Hugging Face config.json (nothing is downloaded), or a list of
-tensor sizes: a JSON list or object of sizes or shapes, or a text with one such as 4096x11008 at the end of each line.
+The model is one of `plan models`, a number of parameters, or a list of tensor sizes: a JSON list or object of sizes or
+shapes, or a text with one such as 4096x11008 at the end of each line.
 
 Instead of a model, --trace takes a recorded run with NCCL or Gloo: computing and collectives come from the trace.
 """
@@ -44,7 +45,6 @@ EXAMPLES = """\
 examples:
   ringfence plan --model gpt2-xl --hardware tdx-100g --workers 64
   ringfence plan --parameters 7e9 --strategy fsdp
-  ringfence plan --config llama/config.json --workers 256
   ringfence plan --model llama-7b --sweep --chart scale.svg
   ringfence plan --model gpt2 --workers 8 --workers-per-machine 4
   ringfence plan --trace rank0.json.gz rank1.json.gz --step 0.3
@@ -102,7 +102,20 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
-    plan_sources.add_to(parser)
+    group = parser.add_argument_group("model").add_mutually_exclusive_group()
+    group.add_argument("--model", metavar="NAME", help=f"a model of `plan models` (default: {_DEFAULT_MODEL})")
+    group.add_argument("--parameters", type=_number, metavar="N", help="only its number of parameters, such as 7e9")
+    group.add_argument("--tensors", type=Path, metavar="FILE", help="a list of tensor sizes or shapes, as text or JSON")
+    group.add_argument(
+        "--trace",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="a recorded job: what torch.profiler or its ExecutionTraceObserver wrote, .json or .json.gz, of one or more ranks",
+    )
+    parser.add_argument(
+        "--tokens", type=_count, metavar="N", help="of a sample, unless --model is given (default: 2048)"
+    )
     parser.add_argument("--workers", type=_workers, metavar="N", help="up to 16,384 (default: 64, or the trace's)")
     parser.add_argument(
         "--workers-per-machine",
@@ -145,6 +158,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps (DDP)")
 
 
+_DEFAULT_MODEL = "gpt2-xl"
 _MOST_WORKERS = 1 << 14  # a ring has twice as many steps, and each rank's schedule is built
 
 
@@ -344,16 +358,28 @@ def find_hardware(name: str) -> Hardware:
         return hardware.load(name)
     for path in (Path(name), Path(f"{name}.toml")):
         if path.is_file():
-            return hardware.parse(_text(path), path.stem)
+            return hardware.parse(_text(path, "the hardware profile "), path.stem)
     hint = "; `ringfence plan calibrate` makes here.toml from a study" if name == "here" else ""
     raise ConfigurationError(f"no hardware profile or file is called {name!r}: {', '.join(hardware.names())}{hint}")
 
 
-def _text(path: Path) -> str:
+def model_of(options: argparse.Namespace) -> Model:
+    """Return the model that the options choose. Raises ConfigurationError if a file cannot be read or understood."""
+    tokens = options.tokens or models.TOKENS
+    if options.parameters is not None:
+        return models.of_count(options.parameters, tokens)
+    if options.tensors is not None:
+        return models.of_listing(_text(options.tensors), options.tensors.name, tokens)
+    if options.tokens is not None:
+        raise ConfigurationError("--tokens is for --parameters and --tensors: a named model has its own")
+    return models.load(options.model or _DEFAULT_MODEL)
+
+
+def _text(path: Path, what: str = "") -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read the hardware profile {path}: {error}") from None
+        raise ConfigurationError(f"cannot read {what}{path}: {error}") from None
 
 
 def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], int, str]:
@@ -388,7 +414,7 @@ def _question(options: argparse.Namespace) -> Question:
         if getattr(options, wanted) != given:
             raise ConfigurationError(f"--{wanted.replace('_', '-')} does not apply to --strategy {options.strategy}")
     return Question(
-        model=plan_sources.model_of(options),
+        model=model_of(options),
         workers=64 if options.workers is None else options.workers,
         cap_mib=options.bucket_cap_mb,
         bytes_each=width[options.dtype],
@@ -409,6 +435,13 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "ddp": {"unit_blocks": None, "keep_parameters": False},
     "fsdp": {"bucket_cap_mb": None, "schedule": "table", "every": 1},
 }
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 7e9") from None
 
 
 def _strategy(text: str) -> str:
