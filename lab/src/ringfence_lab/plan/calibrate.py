@@ -20,9 +20,9 @@ from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan.fit import Vector, nearest
 from ringfence_lab.plan.hardware import FIGURES, FROM_STUDY, VARIANT_FIGURES, Figure, Hardware
-from ringfence_lab.plan.loads import load
 from ringfence_lab.plan.predict import BASELINE, MEASURED, covered, predict, workers_per_machine
-from ringfence_lab.plan.work import VARIANTS, usual
+from ringfence_lab.plan.schedules import usual
+from ringfence_lab.plan.work import VARIANTS, load
 
 Row = Mapping[str, Any]
 Cells = dict[str, dict[str, Row]]  # cell -> variant -> row

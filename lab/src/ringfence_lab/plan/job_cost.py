@@ -15,13 +15,11 @@ from typing import Final
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan.buckets import DEFAULT_MIB, MIB, buckets
-from ringfence_lab.plan.fsdp import collective
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.jobs import Job, StepCollective, Timing, median, median_interval
-from ringfence_lab.plan.loads import FREE, Cost
 from ringfence_lab.plan.recommend import CAPS
-from ringfence_lab.plan.steps import Step, all_reduce, on_the_same_cores, overlaps_nothing
-from ringfence_lab.plan.work import VARIANTS, Variant, fitted_figures
+from ringfence_lab.plan.steps import Step, collective, overlapped, waited
+from ringfence_lab.plan.work import FREE, VARIANTS, Cost, Variant
 
 # What recording an operator with its shapes adds to a step: the least that was measured, on a busy Xeon of 2.5 GHz.
 OPERATOR_SECONDS: Final = 5e-6
@@ -153,36 +151,9 @@ def step_of(hardware: Hardware, variant: Variant, job: Job, computing: float, er
     total = FREE
     for each in job.collectives:
         total = total.plus(costs[_key(each)])
-    count = len(job.collectives)
-    if overlaps_nothing(hardware, variant):
-        return Step(computing + total.seconds, computing, total, count)
-    waited = _waited(variant, job.collectives, [costs[_key(each)] for each in job.collectives], computing)
-    if job.busy:
-        seconds = on_the_same_cores(hardware, variant, computing + waited, computing, total.cpu, job.workers)
-    else:
-        fitted = fitted_figures(hardware, variant)
-        seconds = computing + waited * (fitted["tail"] if fitted else 1.0)
-    return Step(seconds, computing, total, count)
-
-
-def _waited(variant: Variant, found: Sequence[StepCollective], costs: Sequence[Cost], computing: float) -> float:
-    """Return how long computing stands still: collectives run beside it, in order, until their results are needed."""
-    moments = sorted(
-        [(each.ready * computing, 0, index) for index, each in enumerate(found)]
-        + [(each.needed * computing, 1, index) for index, each in enumerate(found)]
-    )
-    late = free = 0.0
-    ends: dict[int, float] = {}
-    order: list[float] = []
-    for at, is_wait, index in moments:
-        if is_wait:
-            late += max(0.0, ends[index] - (at + late))
-            continue
-        begin = max(at + late, free, order[-variant.at_once] if len(order) >= variant.at_once else 0.0)
-        free = begin + costs[index].work
-        ends[index] = max(begin + costs[index].seconds, order[-1] if order else 0.0)
-        order.append(ends[index])
-    return late
+    found = [(each.ready * computing, each.needed * computing, costs[_key(each)]) for each in job.collectives]
+    made = Step(computing + waited(variant, found), computing, total, len(found))
+    return overlapped(hardware, variant, made, job.workers, job.busy)
 
 
 _Key = tuple[str, int, int, int]
@@ -193,10 +164,9 @@ def _key(each: StepCollective) -> _Key:
 
 
 def _cost(hardware: Hardware, variant: Variant, operation: str, size: int, width: int, group: int) -> Cost:
-    if operation in ("all_reduce", "barrier"):
-        return all_reduce(hardware, variant, "table", group, float(size), 1, width == 2)
-    narrow = width == 2 and operation == "reduce_scatter"
-    return collective(hardware, variant, operation, group, float(size), 1, narrow)
+    kind = "all_reduce" if operation == "barrier" else operation
+    narrow = width == 2 and kind in ("all_reduce", "reduce_scatter")
+    return collective(hardware, variant, kind, group, float(size), 1, narrow)
 
 
 def scaled(job: Job, workers: int) -> Job:

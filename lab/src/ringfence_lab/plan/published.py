@@ -20,9 +20,10 @@ from typing import Any, Final
 from ringfence_lab.plan import models
 from ringfence_lab.plan.buckets import MIB, buckets
 from ringfence_lab.plan.hardware import Hardware, load
-from ringfence_lab.plan.loads import load as load_of
+from ringfence_lab.plan.schedules import busiest
 from ringfence_lab.plan.steps import FLAT, Question, step
-from ringfence_lab.plan.work import VARIANTS, busiest
+from ringfence_lab.plan.work import VARIANTS
+from ringfence_lab.plan.work import load as load_of
 
 GPUS: Final = 4
 PUBLISHED: Final = {"default": 41.6, "enlarged": 3.03}
