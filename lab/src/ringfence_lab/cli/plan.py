@@ -180,10 +180,10 @@ def _add_study(others: _SubParsersAction[argparse.ArgumentParser]) -> None:
             "--study", type=Path, default=Path("study-results"), metavar="DIR", help="the folder of the study"
         )
         parser.add_argument("--cores", type=_count, metavar="N", help="of the machine, if the study does not record it")
-        parser.add_argument(
-            "--preset", metavar="NAME", help="of the study's gpu-tee cells: simulated GPU TEEs instead of this machine"
-        )
         _add_json(parser)
+    calibrate.add_argument(
+        "--preset", metavar="NAME", help="of the study's gpu-tee cells: simulated GPU TEEs instead of this machine"
+    )
     calibrate.add_argument(
         "--to", type=Path, default=Path("here.toml"), metavar="FILE", help="a new file (default: here.toml)"
     )
@@ -291,14 +291,9 @@ def run_calibrate(options: argparse.Namespace) -> int:
 
 def run_validate(options: argparse.Namespace) -> int:
     """Predict each half of a study from the other."""
-    from ringfence_lab.plan import gpu_tee
     from ringfence_lab.plan.validate import validate
 
     rows, cores, _ = read_study(options.study, options.cores)
-    if preset := _preset(rows, options.preset):
-        lines = gpu_tee.validate(rows, preset)
-        print(json.dumps([asdict(line) for line in lines], indent=2) if options.json else plan_checks.tee_text(lines))
-        return 0
     found = validate(rows, options.seed, cores)
     print(json.dumps(found.as_json(), indent=2) if options.json else plan_checks.validation_text(found))
     return 0
@@ -331,7 +326,10 @@ def _preset(rows: list[dict[str, Any]], asked: str | None) -> str | None:
 
 def run_published(options: argparse.Namespace) -> int:
     """The model beside what others measured."""
-    print(json.dumps(plan_checks.published_json(), indent=2) if options.json else plan_checks.published_text())
+    from ringfence_lab.plan import published
+
+    found = [{**asdict(each), "decisive": each.decisive} for each in published.slowdowns()]
+    print(json.dumps(found, indent=2) if options.json else plan_checks.published_text())
     return 0
 
 

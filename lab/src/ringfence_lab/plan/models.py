@@ -1,7 +1,7 @@
 """Models as the planner uses them: the number of elements of each parameter tensor, in order of registration.
 
-The models of the package come from meta tensors (`scripts/models`). Others are made from a number of parameters or from a
-list of tensor sizes.
+The models of the package come from meta tensors (`python -m scripts.model_lists`). Others are made from a number of
+parameters or from a list of tensor sizes.
 """
 
 from __future__ import annotations
