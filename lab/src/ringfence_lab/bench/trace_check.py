@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.job_cost import JobPlan, plan_job
-from ringfence_lab.plan.jobs import Job, job_of, median
+from ringfence_lab.plan.jobs import Job, job_of
 from ringfence_lab.plan.trace_files import read
 
 _VARIANTS: Final = ("gloo-a", "ringfence")

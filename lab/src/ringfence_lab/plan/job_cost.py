@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan.buckets import DEFAULT_MIB, MIB, buckets
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.jobs import Job, StepCollective, Timing, median, median_interval
+from ringfence_lab.plan.jobs import Job, StepCollective, Timing, median_interval
 from ringfence_lab.plan.recommend import CAPS
 from ringfence_lab.plan.steps import Step, collective, overlapped, waited
 from ringfence_lab.plan.work import FREE, VARIANTS, Cost, Variant
@@ -193,16 +194,13 @@ def _interval(hardware: Hardware, job: Job, asked: Job, computing: float, known:
     varied = [[step_of(hardware, sealed, asked, computing, error).seconds for error in (1 - off, 1 + off)]]
     if job.timings and not known:
         ends = median_interval([timing.whole for timing in job.timings])
-        varied.append([_sealed_of(hardware, job, asked, end) for end in ends])
-        varied.append([_sealed_of(hardware, job, asked, None, times) for times in (2.0, 0.0)])
+        others = [_computing(hardware, job, None, end)[0] for end in ends]
+        others += [_computing(hardware, job, None, None, times)[0] for times in (2.0, 0.0)]
+        seconds = [step_of(hardware, sealed, asked, each).seconds for each in others]
+        varied += [seconds[:2], seconds[2:]]
     below = math.sqrt(sum(max(0.0, middle - min(pair)) ** 2 for pair in varied))
     above = math.sqrt(sum(max(0.0, max(pair) - middle) ** 2 for pair in varied))
     return middle - below, middle + above
-
-
-def _sealed_of(hardware: Hardware, job: Job, asked: Job, at: float | None, profiling: float = 1.0) -> float:
-    computing, _ = _computing(hardware, job, None, at, profiling)
-    return step_of(hardware, VARIANTS["ringfence"], asked, computing).seconds
 
 
 def _sizes(hardware: Hardware, job: Job, computing: float) -> tuple[tuple[BucketSize, ...], str]:
