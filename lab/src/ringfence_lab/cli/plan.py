@@ -79,26 +79,26 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_json(parser)
     parser.set_defaults(run=run_plan)
     others = parser.add_subparsers(title="more", metavar="WHAT", prog="ringfence plan")
-    known = others.add_parser("models", help="list the models with a name")
-    _add_json(known)
-    known.set_defaults(run=run_models)
-    profiles = others.add_parser("hardware", help="list the hardware profiles, or print one")
-    profiles.add_argument("name", nargs="?", help="a profile's name or file")
-    _add_json(profiles)
-    profiles.set_defaults(run=run_hardware)
-    _add_study(others)
-    traces = others.add_parser("traces", help="record traces here, predict the sealed steps and measure them")
-    _add_hardware(traces)
-    plan_trace.add_check(traces)
-    _add_json(traces)
-    traces.set_defaults(run=run_traces)
-    published = others.add_parser("published", help="predictions beside published figures")
-    _add_json(published)
-    published.set_defaults(run=run_published)
-    table = others.add_parser("table", help="thresholds for the runtime's choice of schedules")
-    _add_hardware(table)
-    _add_json(table)
-    table.set_defaults(run=run_table)
+    for name, (run, about) in {
+        "models": (run_models, "list the models with a name"),
+        "hardware": (run_hardware, "list the hardware profiles, or print one"),
+        "calibrate": (run_calibrate, "make a profile of this machine from a study"),
+        "validate": (run_validate, "compare predictions with a study"),
+        "traces": (run_traces, "record traces here, predict the sealed steps and measure them"),
+        "published": (run_published, "predictions beside published figures"),
+        "table": (run_table, "thresholds for the runtime's choice of schedules"),
+    }.items():
+        other = others.add_parser(name, help=about)
+        if name == "hardware":
+            other.add_argument("name", nargs="?", help="a profile's name or file")
+        elif name in ("traces", "table"):
+            _add_hardware(other)
+        elif name in ("calibrate", "validate"):
+            _add_study(other, name)
+        if name == "traces":
+            plan_trace.add_check(other)
+        _add_json(other)
+        other.set_defaults(run=run)
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
@@ -172,24 +172,22 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
-def _add_study(others: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    calibrate = others.add_parser("calibrate", help="make a profile of this machine from a study")
-    validate = others.add_parser("validate", help="compare predictions with a study")
-    for parser in (calibrate, validate):
+def _add_study(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument(
+        "--study", type=Path, default=Path("study-results"), metavar="DIR", help="the folder of the study"
+    )
+    parser.add_argument("--cores", type=_count, metavar="N", help="of the machine, if the study does not record it")
+    if name == "validate":
         parser.add_argument(
-            "--study", type=Path, default=Path("study-results"), metavar="DIR", help="the folder of the study"
+            "--seed", type=int, default=0, metavar="N", help="divides the cells into halves (default: 0)"
         )
-        parser.add_argument("--cores", type=_count, metavar="N", help="of the machine, if the study does not record it")
-        _add_json(parser)
-    calibrate.add_argument(
+        return
+    parser.add_argument(
         "--preset", metavar="NAME", help="of the study's gpu-tee cells: simulated GPU TEEs instead of this machine"
     )
-    calibrate.add_argument(
+    parser.add_argument(
         "--to", type=Path, default=Path("here.toml"), metavar="FILE", help="a new file (default: here.toml)"
     )
-    calibrate.set_defaults(run=run_calibrate)
-    validate.add_argument("--seed", type=int, default=0, metavar="N", help="divides the cells into halves (default: 0)")
-    validate.set_defaults(run=run_validate)
 
 
 def run_plan(options: argparse.Namespace) -> int:

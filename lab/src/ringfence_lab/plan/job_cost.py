@@ -18,7 +18,7 @@ from ringfence.errors import ConfigurationError
 from ringfence_lab.plan.buckets import DEFAULT_MIB, MIB, buckets
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.jobs import Job, StepCollective, Timing, median_interval
-from ringfence_lab.plan.recommend import CAPS
+from ringfence_lab.plan.recommend import CAPS, shown
 from ringfence_lab.plan.steps import Step, collective, overlapped, waited
 from ringfence_lab.plan.work import FREE, VARIANTS, Cost, Variant
 
@@ -92,15 +92,10 @@ def plan_job(
     profiling = median([_profiling(timing, sharing) for timing in timings]) if timings and step is None else 0.0
     computing, source = _computing(hardware, job, compute, step, 1.0 if step is None else 0.0)
     asked = job if workers is None else scaled(job, workers)
-    steps = {name: step_of(hardware, VARIANTS[name], asked, computing) for name in _names(hardware)}
+    steps = {name: step_of(hardware, VARIANTS[name], asked, computing) for name in shown(hardware)}
     sizes, why = _sizes(hardware, asked, computing)
     interval = _interval(hardware, job, asked, computing, known=compute is not None or step is not None)
     return JobPlan(asked, job.workers, recorded, profiling, computing, source, steps, interval, sizes, why)
-
-
-def _names(hardware: Hardware) -> list[str]:
-    gloo = ["gloo"] if "gloo" in hardware.variants else []
-    return [*gloo, "plaintext", "ringfence-unsealed", "ringfence", "hop-by-hop"]
 
 
 def _sharing(hardware: Hardware, job: Job) -> float:
