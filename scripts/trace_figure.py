@@ -1,12 +1,11 @@
-"""Draw docs/figures/trace.svg: `python -m scripts.trace_figure [--keep DIR]`. Needs torch and matplotlib.
+"""Draw docs/figures/trace.svg: `python -m scripts.trace_figure`. Needs torch and matplotlib.
 
 Two workers train a small model with DDP under torch.profiler and export their traces with ringfence's rows; one step of
-both is drawn, from those files alone. `--keep` writes traces and a PNG there.
+both is drawn, from those files alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -67,8 +66,7 @@ def make_traces(directory: Path) -> list[dict[str, Any]]:
     from ringfence.private_files import new_secret_file
 
     secret = directory / "secret"
-    if not secret.exists():
-        new_secret_file(secret)
+    new_secret_file(secret)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -80,7 +78,7 @@ def make_traces(directory: Path) -> list[dict[str, Any]]:
         "RINGFENCE_SECRET_FILE": str(secret),
         "RINGFENCE_RUN_ID": "trace",
     }
-    command = [sys.executable, "-m", "scripts.trace_figure", "--worker"]
+    command = [sys.executable, "-m", "scripts.trace_figure"]
     paths = [directory / f"worker-{rank}.json" for rank in range(WORKERS)]
     processes = [
         subprocess.Popen([*command, str(path)], env={**os.environ, **shared, "RANK": str(rank)})  # noqa: S603  # this file
@@ -154,29 +152,15 @@ def draw(traces: list[dict[str, Any]]) -> Any:
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--keep", type=Path, help="a folder for the traces and a PNG")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        train(options.worker)
-        return
+if __name__ == "__main__":
+    if sys.argv[1:]:  # a worker, and where its trace goes
+        train(sys.argv[1])
+        sys.exit()
     import matplotlib.pyplot as plt
 
     from ringfence_lab.report.style import STYLE
 
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = options.keep or Path(temporary)
-        traces = make_traces(directory)
-        with plt.rc_context(STYLE):
-            figure = draw(traces)
-            figure.set_layout_engine("constrained")
-            figure.savefig(FIGURE, metadata={"Date": None, "Title": "ringfence: one step of DDP in a profiler's trace"})
-            if options.keep:
-                figure.savefig(directory / "trace.png", dpi=150)
-    print(f"{FIGURE}: {len(traces)} workers, {sum(len(trace['traceEvents']) for trace in traces)} events")
-
-
-if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as temporary, plt.rc_context(STYLE):
+        figure = draw(make_traces(Path(temporary)))
+        figure.set_layout_engine("constrained")
+        figure.savefig(FIGURE, metadata={"Date": None, "Title": "ringfence: one step of DDP in a profiler's trace"})

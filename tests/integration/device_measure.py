@@ -29,8 +29,7 @@ from ringfence_lab.bench.names import HOST
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
 from ringfence_lab.plan import hardware
 from ringfence_lab.plan.cost import staged as cost_of_staged
-from ringfence_lab.plan.loads import Cost
-from ringfence_lab.plan.work import VARIANTS
+from ringfence_lab.plan.work import VARIANTS, Cost
 from tests import device
 from tests.pool import Pool
 

@@ -117,18 +117,7 @@ def test_models_and_hardware_are_listed() -> None:
 def test_published_figures_and_assumptions_are_printed() -> None:
     done = bare("plan", "published")
     assert done.returncode == 0, done.stderr
-    for words in (
-        "41.6",
-        "3.03",
-        "84.6 %",
-        "assumed:",
-        "abstract",
-        "Host-device copies only",
-        "16.9x below",
-        "Calibrated with simulated GPU TEEs",
-        "decided by",
-        "NVLink, 476 GB/s",
-    ):
+    for words in ("41.6", "3.03", "8.68", "assumed:", "abstract", "decided by", "h100-cc-node"):
         assert words in done.stdout
 
 
@@ -154,7 +143,7 @@ def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
     assert checked["steps"]["scored_cells"] + checked["collectives"]["scored_cells"] == checked["scored_cells"]
 
 
-def test_simulated_gpu_tees_are_calibrated_and_validated(tmp_path: Path) -> None:
+def test_simulated_gpu_tees_are_calibrated(tmp_path: Path) -> None:
     folder = str(study(tmp_path, tee_rows()))
     done = bare("plan", "calibrate", "--study", folder, "--to", "tee.toml", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -162,18 +151,15 @@ def test_simulated_gpu_tees_are_calibrated_and_validated(tmp_path: Path) -> None
     assert "copy_overhead = { value = 330" in text and "date = '2026-01-02'" in text
     found = answered("plan", "--hardware", "tee", "--workers", "4", "--model", "gpt2", folder=tmp_path)
     assert found["points"][0]["variants"]["hop-by-hop"]["dominant"] == "host-device copy"
-    lines = answered("plan", "validate", "--study", folder, folder=tmp_path)
-    assert max(abs(line["after"] / line["measured"] - 1) for line in lines) < 0.01
-    shown = bare("plan", "validate", "--study", folder, folder=tmp_path)
-    assert "confidential: error of the seconds in 10 cells, median" in " ".join(shown.stdout.split())
 
 
 def test_a_study_with_several_presets_or_none_says_what_to_do(tmp_path: Path) -> None:
     folder = study(tmp_path, [*tee_rows(), *tee_rows("software")])
-    done = bare("plan", "validate", "--study", str(folder))
+    calibrate = ("plan", "calibrate", "--study", str(folder))
+    done = bare(*calibrate, folder=tmp_path)
     assert done.returncode == 2 and "choose one with --preset" in " ".join(done.stderr.split())
-    assert bare("plan", "validate", "--study", str(folder), "--preset", "software").returncode == 0
-    none = bare("plan", "calibrate", "--study", str(study(tmp_path / "other")), "--preset", "h100", folder=tmp_path)
+    assert bare(*calibrate, "--preset", "software", folder=tmp_path).returncode == 0
+    none = bare("plan", "calibrate", "--study", str(study(tmp_path / "other")), "--preset", "h100")
     assert none.returncode == 2 and "it has no gpu-tee cells" in " ".join(none.stderr.split())
 
 
@@ -210,13 +196,11 @@ def test_the_machine_measured_last_is_read(tmp_path: Path) -> None:
         read_study(folder.parent, None)
 
 
-def test_a_model_of_ones_own_by_count_config_or_tensors(tmp_path: Path) -> None:
+def test_a_model_of_ones_own_by_count_or_tensors(tmp_path: Path) -> None:
     """None of them needs torch or transformers."""
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 1024}')
     (tmp_path / "tensors.txt").write_text("1000x1000\n1000\n")
     for arguments, elements in (
         (("--parameters", "7e9"), 7_000_000_000),
-        (("--config", "config.json"), 2 * 32000 * 1024 + 2 * (4 * 1024**2 + 3 * 1024 * 11008 + 2 * 1024) + 1024),
         (("--tensors", "tensors.txt"), 1_001_000),
     ):
         found = answered("plan", *arguments, "--workers", "8", folder=tmp_path)
@@ -272,7 +256,7 @@ def test_workers_of_a_machine_share_memory_and_only_what_leaves_it_is_sealed() -
         (["--strategy", "fsdp", "--bucket-cap-mb", "25"], "--bucket-cap-mb does not apply to --strategy fsdp"),
         (["--unit-blocks", "2"], "--unit-blocks does not apply to --strategy ddp"),
         (["--model", "gpt2", "--parameters", "7e9"], "not allowed with argument"),
-        (["--config", "nowhere.json"], "cannot read nowhere.json"),
+        (["--tensors", "nowhere.json"], "cannot read nowhere.json"),
         (["--workers", "0"], "whole number"),
         (["--workers", "16385"], "up to 16,384"),
         (["--compute", "0"], "above zero"),

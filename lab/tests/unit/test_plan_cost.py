@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.tests.unit.schedule_simulation import Simulation
 from ringfence.collectives import Collective, ScheduleId, build
 from ringfence.staging.collective import slice_bytes as staging_slice_bytes
 from ringfence_lab.plan import hardware, models
-from ringfence_lab.plan.cost import collective_cost, copied, slice_bytes, staged, without_device
+from ringfence_lab.plan.cost import collective_cost, slice_bytes, staged, without_device
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.loads import FREE, Cost, load
-from ringfence_lab.plan.schedules import schedule_of
-from ringfence_lab.plan.simulate import Simulation
+from ringfence_lab.plan.schedules import SYMMETRIC, busiest, chain, copied, machines_of, schedule_of, tasks, usual
 from ringfence_lab.plan.steps import Question, all_reduce, step
-from ringfence_lab.plan.work import SYMMETRIC, VARIANTS, busiest, chain, machines_of, stage_costs, tasks, usual
+from ringfence_lab.plan.work import FREE, VARIANTS, Cost, load, stage_costs
 
 KIB, MIB = 1 << 10, 1 << 20
 RINGS = (ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_GATHER_RING, ScheduleId.REDUCE_SCATTER_RING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -11,7 +12,7 @@ from lab.tests.unit.test_plan_trace_files import recorded
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan import hardware
 from ringfence_lab.plan.job_cost import OPERATOR_SECONDS, plan_job, rebucketed, step_of
-from ringfence_lab.plan.jobs import Job, StepCollective, job_of, median, median_interval
+from ringfence_lab.plan.jobs import Job, StepCollective, job_of, median_interval
 from ringfence_lab.plan.models import of_tensors
 from ringfence_lab.plan.recorded import Call, Gradient, Recording, Window
 from ringfence_lab.plan.steps import Question, step

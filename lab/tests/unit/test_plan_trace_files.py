@@ -6,6 +6,7 @@ import gzip
 import json
 import tracemalloc
 from collections.abc import Iterator
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,27 @@ def in_blocks(content: bytes, size: int = 4096) -> Iterator[bytes]:
     return (content[at : at + size] for at in range(0, len(content), size))
 
 
+class Blocks(RawIOBase):
+    """A file of which at most `size` bytes are read at a time."""
+
+    def __init__(self, content: bytes, size: int) -> None:
+        self._blocks = in_blocks(content, size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = next(self._blocks, b"")
+        buffer[: len(block)] = block
+        return len(block)
+
+
+def opened(content: bytes, size: int = 4096) -> BufferedReader:
+    return BufferedReader(Blocks(content, size))
+
+
 def recorded(name: str) -> Recording:
-    return read(in_blocks((TRACES / name).read_bytes()), name)
+    return read(opened((TRACES / name).read_bytes()), name)
 
 
 def test_a_kineto_trace_of_gloo() -> None:
@@ -113,7 +133,7 @@ GLOO = {"Input Dims": [[8]], "Input type": ["float"]}
 )
 def test_a_file_that_cannot_be_used_is_refused_with_a_remedy(document: bytes, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        read(in_blocks(document), "file")
+        read(opened(document), "file")
 
 
 def test_sizes_are_missing_without_record_shapes() -> None:
@@ -127,7 +147,7 @@ def test_a_trace_that_was_cut_anywhere_is_refused() -> None:
     for whole in (content, plain):
         for at in range(0, len(whole) - 2, len(whole) // 40):
             with pytest.raises(ConfigurationError):
-                read(in_blocks(whole[:at]), "file")
+                read(opened(whole[:at]), "file")
 
 
 def test_a_file_larger_than_the_limit_is_refused_early() -> None:
@@ -135,7 +155,7 @@ def test_a_file_larger_than_the_limit_is_refused_early() -> None:
     assert len(bomb) < 1 << 20
     tracemalloc.start()
     with pytest.raises(ConfigurationError, match="has more than 4 MiB: record fewer steps"):
-        read(in_blocks(bomb), "bomb", most=4 << 20)
+        read(opened(bomb), "bomb", most=4 << 20)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 12 << 20
@@ -145,7 +165,7 @@ def test_memory_does_not_grow_with_events_that_say_nothing() -> None:
     one = b'{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 1, "args": {"a": [1, 2, 3]}},'
     content = b'{"traceEvents": [' + one * 60_000 + json.dumps(event("gloo:all_reduce", **GLOO)).encode() + b"]}"
     tracemalloc.start()
-    found = read(in_blocks(content, 1 << 16), "file")
+    found = read(opened(content), "file")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found.calls) == 1
@@ -203,7 +223,7 @@ NODES = st.fixed_dictionaries(
 def outcome(content: bytes, size: int = 4096) -> object:
     """What reading these bytes gives: a recording or a refusal, and nothing else."""
     try:
-        return read(in_blocks(content, size), "file").calls
+        return read(opened(content, size), "file").calls
     except ConfigurationError as error:
         return str(error)
 

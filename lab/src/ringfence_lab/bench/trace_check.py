@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.job_cost import JobPlan, plan_job
-from ringfence_lab.plan.jobs import Job, job_of, median
-from ringfence_lab.plan.trace_files import read_file
+from ringfence_lab.plan.jobs import Job, job_of
+from ringfence_lab.plan.trace_files import read
 
 _VARIANTS: Final = ("gloo-a", "ringfence")
 _WARM_UP: Final = 2
@@ -218,5 +219,5 @@ def traced(paths: Sequence[Path]) -> Job:
     recordings = []
     for path in paths:
         with path.open("rb") as file:
-            recordings.append(read_file(file, path.name))
+            recordings.append(read(file, path.name))
     return job_of(recordings)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli.further_commands import LAB
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
-from ringfence_lab.cli import plan_chart, plan_checks, plan_sources, plan_trace, plan_views
+from ringfence_lab.cli import plan_chart, plan_checks, plan_trace, plan_views
 from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.steps import SCHEDULES, STRATEGIES
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from ringfence_lab.plan.hardware import Hardware
+    from ringfence_lab.plan.models import Model
     from ringfence_lab.plan.recommend import Plan
     from ringfence_lab.plan.steps import Question
 
@@ -34,8 +35,8 @@ The model of a step adds its computing and the collectives of DDP or FSDP, by th
 off what overlaps. The output names the dominant term and recommends settings with the gain that each is expected to bring.
 Torch is not needed.
 
-The model is one of `plan models`, a number of parameters, a Hugging Face config.json (nothing is downloaded), or a list of
-tensor sizes: a JSON list or object of sizes or shapes, or a text with one such as 4096x11008 at the end of each line.
+The model is one of `plan models`, a number of parameters, or a list of tensor sizes: a JSON list or object of sizes or
+shapes, or a text with one such as 4096x11008 at the end of each line.
 
 Instead of a model, --trace takes a recorded run with NCCL or Gloo: computing and collectives come from the trace.
 """
@@ -44,7 +45,6 @@ EXAMPLES = """\
 examples:
   ringfence plan --model gpt2-xl --hardware tdx-100g --workers 64
   ringfence plan --parameters 7e9 --strategy fsdp
-  ringfence plan --config llama/config.json --workers 256
   ringfence plan --model llama-7b --sweep --chart scale.svg
   ringfence plan --model gpt2 --workers 8 --workers-per-machine 4
   ringfence plan --trace rank0.json.gz rank1.json.gz --step 0.3
@@ -79,30 +79,43 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_json(parser)
     parser.set_defaults(run=run_plan)
     others = parser.add_subparsers(title="more", metavar="WHAT", prog="ringfence plan")
-    known = others.add_parser("models", help="list the models with a name")
-    _add_json(known)
-    known.set_defaults(run=run_models)
-    profiles = others.add_parser("hardware", help="list the hardware profiles, or print one")
-    profiles.add_argument("name", nargs="?", help="a profile's name or file")
-    _add_json(profiles)
-    profiles.set_defaults(run=run_hardware)
-    _add_study(others)
-    traces = others.add_parser("traces", help="record traces here, predict the sealed steps and measure them")
-    _add_hardware(traces)
-    plan_trace.add_check(traces)
-    _add_json(traces)
-    traces.set_defaults(run=run_traces)
-    published = others.add_parser("published", help="predictions beside published figures")
-    _add_json(published)
-    published.set_defaults(run=run_published)
-    table = others.add_parser("table", help="thresholds for the runtime's choice of schedules")
-    _add_hardware(table)
-    _add_json(table)
-    table.set_defaults(run=run_table)
+    for name, (run, about) in {
+        "models": (run_models, "list the models with a name"),
+        "hardware": (run_hardware, "list the hardware profiles, or print one"),
+        "calibrate": (run_calibrate, "make a profile of this machine from a study"),
+        "validate": (run_validate, "compare predictions with a study"),
+        "traces": (run_traces, "record traces here, predict the sealed steps and measure them"),
+        "published": (run_published, "predictions beside published figures"),
+        "table": (run_table, "thresholds for the runtime's choice of schedules"),
+    }.items():
+        other = others.add_parser(name, help=about)
+        if name == "hardware":
+            other.add_argument("name", nargs="?", help="a profile's name or file")
+        elif name in ("traces", "table"):
+            _add_hardware(other)
+        elif name in ("calibrate", "validate"):
+            _add_study(other, name)
+        if name == "traces":
+            plan_trace.add_check(other)
+        _add_json(other)
+        other.set_defaults(run=run)
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
-    plan_sources.add_to(parser)
+    group = parser.add_argument_group("model").add_mutually_exclusive_group()
+    group.add_argument("--model", metavar="NAME", help=f"a model of `plan models` (default: {_DEFAULT_MODEL})")
+    group.add_argument("--parameters", type=_number, metavar="N", help="only its number of parameters, such as 7e9")
+    group.add_argument("--tensors", type=Path, metavar="FILE", help="a list of tensor sizes or shapes, as text or JSON")
+    group.add_argument(
+        "--trace",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="a recorded job: what torch.profiler or its ExecutionTraceObserver wrote, .json or .json.gz, of one or more ranks",
+    )
+    parser.add_argument(
+        "--tokens", type=_count, metavar="N", help="of a sample, unless --model is given (default: 2048)"
+    )
     parser.add_argument("--workers", type=_workers, metavar="N", help="up to 16,384 (default: 64, or the trace's)")
     parser.add_argument(
         "--workers-per-machine",
@@ -145,6 +158,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps (DDP)")
 
 
+_DEFAULT_MODEL = "gpt2-xl"
 _MOST_WORKERS = 1 << 14  # a ring has twice as many steps, and each rank's schedule is built
 
 
@@ -158,24 +172,22 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
-def _add_study(others: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    calibrate = others.add_parser("calibrate", help="make a profile of this machine from a study")
-    validate = others.add_parser("validate", help="compare predictions with a study")
-    for parser in (calibrate, validate):
+def _add_study(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument(
+        "--study", type=Path, default=Path("study-results"), metavar="DIR", help="the folder of the study"
+    )
+    parser.add_argument("--cores", type=_count, metavar="N", help="of the machine, if the study does not record it")
+    if name == "validate":
         parser.add_argument(
-            "--study", type=Path, default=Path("study-results"), metavar="DIR", help="the folder of the study"
+            "--seed", type=int, default=0, metavar="N", help="divides the cells into halves (default: 0)"
         )
-        parser.add_argument("--cores", type=_count, metavar="N", help="of the machine, if the study does not record it")
-        parser.add_argument(
-            "--preset", metavar="NAME", help="of the study's gpu-tee cells: simulated GPU TEEs instead of this machine"
-        )
-        _add_json(parser)
-    calibrate.add_argument(
+        return
+    parser.add_argument(
+        "--preset", metavar="NAME", help="of the study's gpu-tee cells: simulated GPU TEEs instead of this machine"
+    )
+    parser.add_argument(
         "--to", type=Path, default=Path("here.toml"), metavar="FILE", help="a new file (default: here.toml)"
     )
-    calibrate.set_defaults(run=run_calibrate)
-    validate.add_argument("--seed", type=int, default=0, metavar="N", help="divides the cells into halves (default: 0)")
-    validate.set_defaults(run=run_validate)
 
 
 def run_plan(options: argparse.Namespace) -> int:
@@ -277,14 +289,9 @@ def run_calibrate(options: argparse.Namespace) -> int:
 
 def run_validate(options: argparse.Namespace) -> int:
     """Predict each half of a study from the other."""
-    from ringfence_lab.plan import gpu_tee
     from ringfence_lab.plan.validate import validate
 
     rows, cores, _ = read_study(options.study, options.cores)
-    if preset := _preset(rows, options.preset):
-        lines = gpu_tee.validate(rows, preset)
-        print(json.dumps([asdict(line) for line in lines], indent=2) if options.json else plan_checks.tee_text(lines))
-        return 0
     found = validate(rows, options.seed, cores)
     print(json.dumps(found.as_json(), indent=2) if options.json else plan_checks.validation_text(found))
     return 0
@@ -317,7 +324,10 @@ def _preset(rows: list[dict[str, Any]], asked: str | None) -> str | None:
 
 def run_published(options: argparse.Namespace) -> int:
     """The model beside what others measured."""
-    print(json.dumps(plan_checks.published_json(), indent=2) if options.json else plan_checks.published_text())
+    from ringfence_lab.plan import published
+
+    found = [{**asdict(each), "decisive": each.decisive} for each in published.slowdowns()]
+    print(json.dumps(found, indent=2) if options.json else plan_checks.published_text())
     return 0
 
 
@@ -344,16 +354,28 @@ def find_hardware(name: str) -> Hardware:
         return hardware.load(name)
     for path in (Path(name), Path(f"{name}.toml")):
         if path.is_file():
-            return hardware.parse(_text(path), path.stem)
+            return hardware.parse(_text(path, "the hardware profile "), path.stem)
     hint = "; `ringfence plan calibrate` makes here.toml from a study" if name == "here" else ""
     raise ConfigurationError(f"no hardware profile or file is called {name!r}: {', '.join(hardware.names())}{hint}")
 
 
-def _text(path: Path) -> str:
+def model_of(options: argparse.Namespace) -> Model:
+    """Return the model that the options choose. Raises ConfigurationError if a file cannot be read or understood."""
+    tokens = options.tokens or models.TOKENS
+    if options.parameters is not None:
+        return models.of_count(options.parameters, tokens)
+    if options.tensors is not None:
+        return models.of_listing(_text(options.tensors), options.tensors.name, tokens)
+    if options.tokens is not None:
+        raise ConfigurationError("--tokens is for --parameters and --tensors: a named model has its own")
+    return models.load(options.model or _DEFAULT_MODEL)
+
+
+def _text(path: Path, what: str = "") -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read the hardware profile {path}: {error}") from None
+        raise ConfigurationError(f"cannot read {what}{path}: {error}") from None
 
 
 def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], int, str]:
@@ -388,7 +410,7 @@ def _question(options: argparse.Namespace) -> Question:
         if getattr(options, wanted) != given:
             raise ConfigurationError(f"--{wanted.replace('_', '-')} does not apply to --strategy {options.strategy}")
     return Question(
-        model=plan_sources.model_of(options),
+        model=model_of(options),
         workers=64 if options.workers is None else options.workers,
         cap_mib=options.bucket_cap_mb,
         bytes_each=width[options.dtype],
@@ -409,6 +431,13 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "ddp": {"unit_blocks": None, "keep_parameters": False},
     "fsdp": {"bucket_cap_mb": None, "schedule": "table", "every": 1},
 }
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 7e9") from None
 
 
 def _strategy(text: str) -> str:

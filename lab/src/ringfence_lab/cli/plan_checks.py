@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from ringfence.cli.terminal import table, wrap
 from ringfence_lab.cli.plan_views import seconds_text, share_text
 
 if TYPE_CHECKING:
-    from ringfence_lab.plan.gpu_tee import Line as TeeLine
     from ringfence_lab.plan.selection_table import Difference
     from ringfence_lab.plan.validate import Validation
 
@@ -66,163 +64,43 @@ def verified(found: Validation) -> list[Verified]:
     return rows
 
 
-def published_json() -> dict[str, Any]:
+def slowdown_rows() -> list[list[str]]:
+    """Published slowdowns beside the planner's and the simulated ones, and the input that decides."""
     from ringfence_lab.plan import published
 
-    return {
-        "lee": {
-            "published": published.PUBLISHED,
-            "calibrated": [{**asdict(each), "decisive": each.decisive} for each in published.calibrated()],
-            "predicted": [asdict(each) for each in published.gpt2_xl()],
-            "copies_only": [asdict(each) for each in published.copies_only()],
-        },
-        "fastrack": {"inputs": published.FASTRACK_INPUTS, "predicted": [asdict(each) for each in published.fastrack()]},
-    }
-
-
-def calibrated_rows() -> list[list[str]]:
-    """Published slowdowns beside the planner's, before and after calibration, and the simulated ones."""
-    from ringfence_lab.plan import published
-
-    rows = [["slowdown on four GPUs", "published", "before", "calibrated", "simulated", "distance", "decided by"]]
-    for each in published.calibrated():
+    rows = [["slowdown on four GPUs", "published", "predicted", "simulated", "distance", "decided by"]]
+    for each in published.slowdowns():
         half, twice = each.inputs[each.decisive]
+        times = each.predicted / each.published
+        distance = f"{times:.1f} times above" if times >= 1 else f"{1 / times:.1f} times below"
         simulated = "" if each.simulated is None else f"{each.simulated:.1f}"
-        row = [each.what, f"{each.published}", f"{each.before:.2f}", f"{each.after:.1f}", simulated]
-        row.append(published.times_text(each.after / each.published))
+        row = [each.what, f"{each.published}", f"{each.predicted:.1f}", simulated, distance]
         rows.append([*row, f"{each.decisive}: {half:.1f} at half of it, {twice:.1f} at twice"])
     return rows
-
-
-def tee_rows(found: Sequence[TeeLine]) -> list[list[str]]:
-    """Predictions of gpu-tee cells, each by a profile that was calibrated without the cell."""
-    rows = [
-        ["cell", "variant", "over plain", "h100-cc", "calibrated", "measured", "h100-cc over it", "calibrated over it"]
-    ]
-    for line in found:
-        ratios = [f"{ratio:.2f}" for ratio in (line.measured_ratio, line.before_ratio, line.after_ratio)]
-        times = [f"{seconds / line.measured:.3f}" for seconds in (line.before, line.after)]
-        rows.append([line.cell, line.variant, *ratios, seconds_text(line.measured), *times])
-    return rows
-
-
-def tee_text(found: Sequence[TeeLine]) -> str:
-    """Lay out the predictions of gpu-tee cells and their errors."""
-    head, *others = tee_rows(found)
-    lines: list[str] = []
-    body = table([head[1:], *(row[1:] for row in others)]).split("\n")
-    for number, row in enumerate(others):
-        if not number or others[number - 1][0] != row[0]:
-            lines.append(row[0])
-        lines.append(f"  {body[number + 1]}")
-    return "\n".join([f"  {body[0]}", *lines, "", *map(wrap, tee_summary(found))])
-
-
-def tee_summary(found: Sequence[TeeLine]) -> list[str]:
-    """Return the median and the worst error of each variant."""
-    result = [
-        "h100-cc: each GPU in a machine of its own, as predicted before. calibrated: by the other half of the cells."
-    ]
-    for variant in dict.fromkeys(line.variant for line in found):
-        errors = sorted(abs(line.error) for line in found if line.variant == variant)
-        median, worst = share_text(statistics.median(errors)), share_text(errors[-1])
-        result.append(f"{variant}: error of the seconds in {len(errors)} cells, median {median}, worst {worst}")
-    return result
-
-
-def lee_rows() -> list[list[str]]:
-    """The planner's own costs of the published setting, and how far they are from what was published."""
-    from ringfence_lab.plan import published
-
-    rows = [["samples a GPU", "plain step", *_BUCKETS]]
-    for each in published.gpt2_xl():
-        rows.append([str(each.samples), seconds_text(each.plain), *_background(each.slowdown)])
-    return rows
-
-
-def copies_rows() -> list[list[str]]:
-    """Host-device copies only, over baselines on other links; and what such a copy would have to cost."""
-    from ringfence_lab.plan import published
-
-    rows = [["samples a GPU", "baseline", "plain step", *_BUCKETS, "overhead implied", "rate implied"]]
-    for each in published.copies_only():
-        overhead, rate = each.implied
-        link = f"{each.link}, {published.PLAIN_LINKS[each.link] / 1e9:.0f} GB/s"
-        row = [str(each.samples), link, seconds_text(each.plain), *_background(each.slowdown)]
-        rows.append([*row, seconds_text(overhead), f"{rate / 1e9:.0f} GB/s"])
-    return rows
-
-
-_BUCKETS = ("default buckets", "published", "distance", "one bucket", "published", "distance")
-
-
-def _background(slowdown: dict[str, float]) -> list[str]:
-    from ringfence_lab.plan.published import PUBLISHED, distance
-
-    return [
-        text
-        for name in ("default", "enlarged")
-        for text in (f"{slowdown[name]:.2f}", f"{PUBLISHED[name]}", distance(slowdown[name], name))
-    ]
 
 
 def published_text() -> str:
     """Predictions beside publications, and what had to be assumed."""
     from ringfence_lab.plan import hardware, published
 
-    steps = [["Fastrack's fixes, one by one", "s/GB", "over plain copy", "time saved"]]
-    for stage in published.fastrack():
-        steps.append([stage.name, f"{stage.seconds_per_gb:.3f}", f"{stage.slowdown:.1f}", share_text(stage.reduction)])
-    assumed = [
-        f"  {key}: {why}"
-        for key, why in hardware.load("h100-cc").assumed().items()
-        if key.startswith(("device", "comp"))
-    ]
-    inputs = [f"  {name}: {what}" for name, what in published.FASTRACK_INPUTS.items()]
-    said = published.PUBLISHED
+    rows, assumed = slowdown_rows(), hardware.load(published.NODE).assumed()
     return "\n".join(
         [
-            wrap("GPT-2 XL on four GPUs, every hop sealed, over the plain step (Lee et al., arXiv 2501.11771 v3; "
-            f"abstract read). Published: {said['default']} with default buckets, {said['enlarged']} with enlarged ones."),
-            "", wrap("Calibrated with simulated GPU TEEs (profile h100-cc-node): the GPUs of one machine, whose plaintext goes "
-            "over NVLink. before: the profile h100-cc. simulated: `ringfence study --grid gpu-tee`, of steps that are cut:"),
-            table(_short(calibrated_rows())),
-            *_decided(),
-            "", wrap("Before. The baseline is plaintext through the hosts and their network, as in the profile h100-cc:"),
-            table(_without_published(lee_rows())),
-            "", wrap("Host-device copies only: no network, no sealing. The baseline's GPUs talk over a link of their own:"),
-            *_by_link(_without_published(copies_rows())),
-            wrap("implied: the overhead and the rate of a host-device copy for which both published figures would hold"),
-            "", table(steps),
-            wrap("published (abstract read): communication 12.69 to 33.53 times the plain one; up to 84.6 % less run time"),
-            "", "assumed:", *(wrap(line.strip(), "  ", "    ") for line in (*assumed, *inputs)),
+            wrap(
+                "Four GPUs of one machine, every hop sealed, over the plain step (Lee et al., arXiv 2501.11771 v3; abstract "
+                f"read). predicted: profile {published.NODE}. simulated: `ringfence study --grid gpu-tee`, steps are cut."
+            ),
+            table([row[:-1] for row in rows]),
+            *(wrap(f"{row[0]}: decided by {row[-1]}", rest="  ") for row in rows[1:]),
+            "",
+            "assumed:",
+            *(
+                wrap(f"{key}: {why}", "  ", "    ")
+                for key, why in assumed.items()
+                if key.startswith(("device", "comp"))
+            ),
         ]
-    )  # fmt: skip
-
-
-def _short(rows: list[list[str]]) -> list[list[str]]:
-    """The rows without what decides, which is long."""
-    return [[text.replace(" times", "x") for text in row[:-1]] for row in rows]
-
-
-def _decided() -> list[str]:
-    return [wrap(f"{row[0]}: decided by {row[-1]}", rest="  ") for row in calibrated_rows()[1:]]
-
-
-def _by_link(rows: list[list[str]]) -> list[str]:
-    """One table for each link of the baseline, which is the second column."""
-    head, *others = rows
-    lines = []
-    for link in dict.fromkeys(row[1] for row in others):
-        chosen = [[row[0], *row[2:]] for row in others if row[1] == link]
-        lines += [f"{link}:", table([[head[0], *head[2:]], *chosen])]
-    return lines
-
-
-def _without_published(rows: list[list[str]]) -> list[list[str]]:
-    """The rows without the published figures, which are the same in all of them."""
-    kept = [index for index, title in enumerate(rows[0]) if title != "published"]
-    return [[row[index].replace(" times", "x") for index in kept] for row in rows]
+    )
 
 
 def table_json(proposed: Any, found: Sequence[Difference]) -> dict[str, Any]:

@@ -55,11 +55,11 @@ def run(options: argparse.Namespace, profile: Hardware) -> int:
 
 
 def _recording(path: Path) -> Recording:
-    from ringfence_lab.plan.trace_files import read_file
+    from ringfence_lab.plan.trace_files import read
 
     try:
         with path.open("rb") as file:
-            return read_file(file, path.name)
+            return read(file, path.name)
     except OSError as error:
         raise ConfigurationError(f"cannot read the trace {path}: {error.strerror}") from None
 

@@ -12,6 +12,7 @@ study measured it (`alone`). With more workers than cores, that measurement alre
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -20,9 +21,9 @@ from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan.fit import Vector, nearest
 from ringfence_lab.plan.hardware import FIGURES, FROM_STUDY, VARIANT_FIGURES, Figure, Hardware
-from ringfence_lab.plan.loads import load
 from ringfence_lab.plan.predict import BASELINE, MEASURED, covered, predict, workers_per_machine
-from ringfence_lab.plan.work import VARIANTS, usual
+from ringfence_lab.plan.schedules import usual
+from ringfence_lab.plan.work import VARIANTS, load
 
 Row = Mapping[str, Any]
 Cells = dict[str, dict[str, Row]]  # cell -> variant -> row
@@ -94,25 +95,21 @@ def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardwa
     hardware = _ground(name, cores, _stage_costs(cells, cores))
     if any(workers_per_machine(cell[BASELINE]) > 1 for cell in known):
         hardware = _with_inside(hardware, known)
-    variants: dict[str, dict[str, float]] = {}
+    variants = {}
     for variant in MEASURED:
-        variants |= _fitted(hardware, known, variant)
+        if mine := [cell for cell in known if usable(cell, variant)]:
+            variants[variant] = _nearest(hardware, mine, variant, _names(mine, variant))
     return Hardware(name, hardware.title, hardware.figures, variants)
 
 
 def _with_inside(hardware: Hardware, cells: Sequence[Mapping[str, Row]]) -> Hardware:
     """Return the profile with the costs inside a machine, fitted together with those of ringfence."""
-    mine = [cell for cell in cells if usable(cell, _SEALED)]
-    shared = Figure(0.0, FROM_STUDY, False)
-    hardware = _replaced(hardware, {("inside", "sealed"): shared})
-    if not mine:
-        return hardware
-    found = _nearest(hardware, mine, _SEALED, [*_names(mine, _SEALED), *_INSIDE])
-    return _replaced(hardware, {key: Figure(found[name], FROM_STUDY, False) for name, key in _INSIDE.items()})
-
-
-def _replaced(hardware: Hardware, figures: Mapping[tuple[str, str], Figure]) -> Hardware:
-    return Hardware(hardware.name, hardware.title, {**hardware.figures, **figures}, hardware.variants)
+    figures = {**hardware.figures, ("inside", "sealed"): Figure(0.0, FROM_STUDY, False)}
+    hardware = Hardware(hardware.name, hardware.title, figures, hardware.variants)
+    if mine := [cell for cell in cells if usable(cell, _SEALED)]:
+        found = _nearest(hardware, mine, _SEALED, [*_names(mine, _SEALED), *_INSIDE])
+        figures |= {key: Figure(found[name], FROM_STUDY, False) for name, key in _INSIDE.items()}
+    return Hardware(hardware.name, hardware.title, figures, hardware.variants)
 
 
 def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
@@ -164,14 +161,7 @@ def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:
             spent = row.get(f"stage_{stage}")
             if spent and done[through]:
                 found[stage].append(spent / done[through])
-    return {stage: _median(costs) for stage, costs in found.items()}
-
-
-def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], variant: str) -> dict[str, dict[str, float]]:
-    mine = [cell for cell in cells if usable(cell, variant)]
-    if not mine:
-        return {}
-    return {variant: _nearest(hardware, mine, variant, _names(mine, variant))}
+    return {stage: statistics.median(costs) for stage, costs in found.items()}
 
 
 def _names(cells: Sequence[Mapping[str, Row]], variant: str) -> list[str]:
@@ -201,8 +191,3 @@ def _nearest(
 
     begin, *bounds = ([math.log(value) for value in column] for column in zip(*map(_FITTED.get, names), strict=True))
     return figures(nearest(residuals, weights, begin, list(zip(*bounds, strict=True)), penalty=_PENALTY * sum(weights)))
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -14,24 +14,25 @@ from functools import lru_cache
 from typing import Final
 
 from ringfence.collectives import ScheduleId
-from ringfence.collectives.schedule import Action
 from ringfence.keys import SEGMENT_BYTES, SHARED_FROM_BYTES
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.loads import FREE, Cost, Load, Terms, added, load, scaled
+from ringfence_lab.plan.schedules import RINGS, Link, busiest, chain, chain_shares, copied, has_parts, near_share, usual
 from ringfence_lab.plan.work import (
+    FREE,
     ON_THE_WIRE,
-    Link,
+    Cost,
+    Load,
     StageCosts,
+    Terms,
     Variant,
-    busiest,
-    chain,
+    added,
+    load,
     lost,
+    scaled,
     segments,
     stage_costs,
-    usual,
 )
 
-_RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
 _SHARP: Final = 6
 _SLOT_BYTES: Final = 8 << 20  # of staging, as the next three
 _PASS_BYTES: Final = 8 * SEGMENT_BYTES
@@ -89,7 +90,7 @@ def collective_cost(
     }
     bound = max(bounds, key=lambda name: sum(bounds[name].values()))
     work = bounds[bound]
-    near = _near_share(identifier, size, machine) if machine > 1 and variant.shares else 0.0
+    near = near_share(identifier, size, machine) if machine > 1 and variant.shares else 0.0
     links = [
         (link, _message(hardware, variant, spent, link, whole, size, together, identifier, machine, near))
         for link in path_links
@@ -115,16 +116,6 @@ def collective_cost(
 def shared_by(hardware: Hardware) -> int:
     """Return how many workers share a machine and its memory; 0 if all seal inside machines, too."""
     return 0 if hardware["inside", "sealed"] else int(hardware["node", "workers"])
-
-
-def _near_share(identifier: ScheduleId, size: int, machine: int) -> float:
-    """Return the share of a chain's messages that stay inside a machine; where distances double, those of the short ones."""
-    if identifier.name.endswith(("_BINOMIAL", "_DOUBLING", "_BRUCK")):
-        return (machine - 1).bit_length() / (size - 1).bit_length()
-    sent = [
-        (task.near, times) for task, times in usual(identifier, size, machine).items() if task.action is Action.SEND
-    ]
-    return sum(times for near, times in sent if near) / sum(times for _, times in sent)
 
 
 def _joined(path: Terms, work: Terms, bound: str) -> tuple[Terms, str]:
@@ -169,7 +160,7 @@ def _leaving(
         most = max(max(each.far_sent, each.far_received) for each in loads)
         return max(most, machine * max(mean.far_sent, mean.far_received))
     most = max(max(each.sent, each.received) for each in loads)
-    if identifier in _RINGS:
+    if identifier in RINGS:
         return most  # neighbours sit together: one of a node's workers talks to another node
     all_of_them = max(most, together * max(mean.sent, mean.received))
     return all_of_them * (size - together) / (size - 1)  # any worker may send to any other
@@ -192,7 +183,7 @@ def _message(
     `near`: the share of such messages that stay inside a machine.
     """
     length, pieces = segments(variant, link.part * whole)
-    far = 0.0 if together >= size else (1 / together if identifier in _RINGS else 1.0)
+    far = 0.0 if together >= size else (1 / together if identifier in RINGS else 1.0)
     if machine > 1 and variant.shares:
         if identifier.name.endswith("_TWO_LEVELS"):
             near = float(link.near)
@@ -201,7 +192,7 @@ def _message(
     near_message = spent.near_message if length >= SHARED_FROM_BYTES else spent.message
     between = 1 + (spent.between - 1) * (machine > 0)
     sharing = max(0.0, together / max(1.0, hardware["node", "cores"]) - 1)
-    sealing, adding = _shares(identifier, variant, size)
+    sealing, adding = chain_shares(identifier, variant.forwards, size)
     turns = (
         1.5 if identifier.name.endswith("_TREE") and size > 2 else 1.0
     )  # of a parent's two children one is served second
@@ -219,25 +210,6 @@ def _message(
         return one
     slowest = max((one["per-message overhead"] + one["stack"] + framing) / 2, one["wire"])
     return added(one, {"stack" if slowest > one["wire"] else "wire": (pieces - 1) * slowest})
-
-
-def _shares(identifier: ScheduleId, variant: Variant, size: int) -> tuple[float, float]:
-    """Return the shares of a chain's messages that are sealed anew and that are added to other data."""
-    name = identifier.name
-    if identifier is ScheduleId.ALL_REDUCE_DOUBLING:
-        return 1.0, 1.0
-    passed_on = variant.forwards and size > 2
-    if name.startswith("ALL_REDUCE_"):
-        return (0.5 if passed_on else 1.0), 0.5
-    forwarded = identifier in (ScheduleId.ALL_GATHER_RING, ScheduleId.BROADCAST_CHAIN, ScheduleId.BROADCAST_TREE)
-    return (0.0 if passed_on and forwarded else 1.0), float("REDUCE" in name)
-
-
-def copied(identifier: ScheduleId, size: int, whole: float) -> tuple[float, float]:
-    """Return the bytes that a worker copies from its device and to it, in a collective of `whole` bytes."""
-    if identifier.name.startswith("ALL_GATHER"):
-        return whole / size, whole
-    return whole, whole / size if identifier.name.startswith("REDUCE_SCATTER") else whole
 
 
 def _copy_figures(hardware: Hardware, variant: Variant) -> tuple[float, float]:
@@ -284,7 +256,7 @@ def staged(hardware: Hardware, variant: Variant, identifier: ScheduleId, size: i
     hands over the first.
     """
     rate, overhead = _copy_figures(hardware, variant)
-    piece, parts = slice_bytes(size), size if _has_parts(identifier) else 1
+    piece, parts = slice_bytes(size), size if has_parts(identifier) else 1
     down, up = copied(identifier, size, whole)
     passes = max(1, math.ceil(max(down, up) / parts / piece))
     reading, writing = (_copying(length, max(down, up), passes, parts, rate, overhead) for length in (down, up))
@@ -306,23 +278,16 @@ def _copying(length: float, longest: float, passes: int, parts: int, rate: float
     return copies * overhead + length / rate
 
 
-def _has_parts(identifier: ScheduleId) -> bool:
-    """Return whether the tensor of a collective is divided into a part for each worker."""
-    if identifier.name.startswith(("BROADCAST", "REDUCE_")):
-        return identifier.name.startswith("REDUCE_SCATTER")
-    return identifier not in (ScheduleId.ALL_REDUCE_TREE, ScheduleId.ALL_REDUCE_DOUBLING)
-
-
 @lru_cache(maxsize=64)
 def without_device(hardware: Hardware) -> Hardware:
     """The same hardware with tensors in host memory."""
     return hardware.with_values(device_copy_rate=0)
 
 
-def staging(hardware: Hardware, variant: Variant, size: int, whole: float, copies: float, per_node: int) -> Cost:
-    """Return the cost of a call that allocates as much memory as `whole` and copies it `copies` times."""
+def staging(hardware: Hardware, variant: Variant, size: int, whole: float, per_node: int) -> Cost:
+    """Return the cost of torch's own copies in a gather or scatter of Gloo: of all of it, and of a worker's part."""
     spent = stage_costs(hardware, variant)
-    each = whole * (copies * spent.staged + (spent.fresh if whole > GIVEN_BACK else 0.0))
+    each = whole * ((1 + 1 / size) * spent.staged + (spent.fresh if whole > GIVEN_BACK else 0.0))
     together = min(size, max(1, per_node))
     seconds = each * max(1.0, together / max(1.0, hardware["node", "cores"]))
     return Cost(seconds, {"copy": seconds}, "cores", seconds, each)

@@ -10,19 +10,13 @@ No study has measured such steps yet: costs of the collectives are those that ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from ringfence_lab.plan.cost import collective_cost, shared_by, staging
-from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.loads import FREE, Cost
 from ringfence_lab.plan.models import Model, blocks
-from ringfence_lab.plan.schedules import STAGED, schedule_of
-from ringfence_lab.plan.work import Variant
-
-FORWARD: Final = 1 / 3  # of a step's computing: the backward pass costs twice the forward one
+from ringfence_lab.plan.traces import FORWARD
+from ringfence_lab.plan.work import Cost
 
 
 class Unit(NamedTuple):
@@ -50,23 +44,6 @@ def units(model: Model, together: int = 1) -> tuple[Unit, ...]:
     grouped = [sum(sizes[first : first + together]) for first in range(0, len(sizes), together)]
     root = model.elements - sum(sizes)
     return (*([Unit(root, True)] if root else []), *map(Unit, grouped))
-
-
-@lru_cache(maxsize=4096)
-def collective(
-    hardware: Hardware, variant: Variant, operation: str, workers: int, whole: float, threads: int, narrow: bool
-) -> Cost:
-    """Return the cost of one all-gather or reduce-scatter of `whole` bytes in a step."""
-    if workers < 2:
-        return FREE
-    identifier = schedule_of(variant.name, operation, workers, int(whole), shared_by(hardware))
-    found = collective_cost(
-        hardware, variant, identifier, workers, whole, threads, None, variant.at_once, math.inf, narrow
-    )
-    if variant.name == "gloo" and operation in STAGED:
-        per_node = max(1, int(hardware["node", "workers"]))
-        found = found.plus(staging(hardware, variant, workers, whole, 1 + 1 / workers, per_node))
-    return found
 
 
 def timeline(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
@@ -23,7 +23,6 @@ from ringfence_lab.plan.work import VARIANTS
 Row = Mapping[str, Any]
 
 KIND: Final = "gpu-tee"
-BEFORE: Final = "h100-cc"  # what the planner predicted from before it was calibrated: each GPU in a machine of its own
 BASE: Final = "h100-cc-node"
 PLAIN, FITTED, SEALED = "plain", "confidential", "ringfence"
 _VARIANTS: Final = {PLAIN: "plaintext", FITTED: "hop-by-hop", SEALED: "ringfence"}
@@ -67,11 +66,6 @@ def predict(hardware: Hardware, row: Row) -> float:
     return _seconds(hardware.with_values(**changes), row)
 
 
-def predict_before(row: Row) -> float:
-    """Return the same as it was predicted without calibration: through the hosts, in plaintext as well."""
-    return _seconds(load(BEFORE), row)
-
-
 def _seconds(hardware: Hardware, row: Row) -> float:
     variant, workers = VARIANTS[_VARIANTS[row["variant"]]], int(row["workers"])
     if row["operation"]:
@@ -98,7 +92,7 @@ def calibrate(rows: Iterable[Row], preset: str) -> Hardware:
         )
     base = _ground(preset)
     fits = [_fitted(base, found, computing) for computing in (1.0, 0.0)]
-    return min(fits, key=lambda profile: _loss(profile, found))
+    return min(fits, key=lambda profile: sum(map(abs, _residuals(profile, found))))
 
 
 def _ground(preset: str) -> Hardware:
@@ -114,87 +108,17 @@ def _ground(preset: str) -> Hardware:
     )
 
 
-def _with(base: Hardware, copies: Sequence[float], computing: float) -> Hardware:
-    values = zip(CALIBRATED, (*copies, computing), strict=True)
-    figures = {**base.figures, **{("device", key): Figure(value, FROM_STUDY, False) for key, value in values}}
-    return Hardware(base.name, base.title, figures, base.variants, base.notes)
-
-
 def _fitted(base: Hardware, rows: Sequence[Row], computing: float) -> Hardware:
     def profile(point: Vector) -> Hardware:
-        return _with(base, [math.exp(value) for value in point], computing)
-
-    def residuals(point: Vector) -> Vector:
-        return _residuals(profile(point), rows)
+        values = zip(CALIBRATED, (*map(math.exp, point), computing), strict=True)
+        figures = {**base.figures, **{("device", key): Figure(value, FROM_STUDY, False) for key, value in values}}
+        return Hardware(base.name, base.title, figures, base.variants, base.notes)
 
     weights = [1.0 if row["scored"] else _UNSCORED for row in rows]
     start = [math.log(value) for value in _START]
     bounds = [(math.log(low), math.log(high)) for low, high in _BOUNDS]
-    return profile(nearest(residuals, weights, start, bounds))
+    return profile(nearest(lambda point: _residuals(profile(point), rows), weights, start, bounds))
 
 
 def _residuals(hardware: Hardware, rows: Sequence[Row]) -> Vector:
     return tuple(math.log(predict(hardware, row) / row["seconds"]) for row in rows)
-
-
-def _loss(hardware: Hardware, rows: Sequence[Row]) -> float:
-    return sum(map(abs, _residuals(hardware, rows)))
-
-
-@dataclass(frozen=True)
-class Line:
-    """One variant in one cell: its simulated seconds, and what was predicted without and with calibration."""
-
-    cell: str
-    variant: str
-    scored: bool
-    measured: float  # seconds, over those of `plain` where it is a ratio
-    before: float
-    after: float  # by a profile that was calibrated without the cell
-    measured_ratio: float
-    before_ratio: float
-    after_ratio: float
-
-    @property
-    def error(self) -> float:
-        """The relative error of the seconds, after calibration."""
-        return self.after / self.measured - 1
-
-    @property
-    def error_before(self) -> float:
-        return self.before / self.measured - 1
-
-
-def validate(rows: Iterable[Row], preset: str) -> list[Line]:
-    """Divide the cells into two halves and predict each from the other; equal settings are in the same half."""
-    known = [row for row in rows if covered(row, preset)]
-    plain = {row["cell"]: row for row in known if row["variant"] == PLAIN}
-    lines = []
-    settings = sorted({_settings(row) for row in known})
-    for half in (0, 1):
-        seen = set(settings[half::2])
-        profile = calibrate([row for row in known if _settings(row) in seen], preset)
-        for row in known:
-            if _settings(row) not in seen and row["cell"] in plain:
-                lines.append(_line(profile, row, plain[row["cell"]]))
-    return sorted(lines, key=lambda line: (line.cell, list(_VARIANTS).index(line.variant)))
-
-
-def _line(profile: Hardware, row: Row, plain: Row) -> Line:
-    before, after = predict_before(row), predict(profile, row)
-    return Line(
-        cell=row["cell"],
-        variant=row["variant"],
-        scored=bool(row["scored"]),
-        measured=row["seconds"],
-        before=before,
-        after=after,
-        measured_ratio=row["ratio"],
-        before_ratio=before / predict_before(plain),
-        after_ratio=after / predict(profile, plain),
-    )
-
-
-def _settings(row: Row) -> tuple[Any, ...]:
-    """Return what twins have in common: cells that differ in their dilation only."""
-    return (row["model"] or "", row["workers"], row["bucket_mb"] or 0.0, row["size"] or 0, row["samples"] or 0)

@@ -11,17 +11,16 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan.buckets import DEFAULT_MIB, MIB, buckets
-from ringfence_lab.plan.fsdp import collective
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.jobs import Job, StepCollective, Timing, median, median_interval
-from ringfence_lab.plan.loads import FREE, Cost
-from ringfence_lab.plan.recommend import CAPS
-from ringfence_lab.plan.steps import Step, all_reduce, on_the_same_cores, overlaps_nothing
-from ringfence_lab.plan.work import VARIANTS, Variant, fitted_figures
+from ringfence_lab.plan.jobs import Job, StepCollective, Timing, median_interval
+from ringfence_lab.plan.recommend import CAPS, shown
+from ringfence_lab.plan.steps import Step, collective, overlapped, waited
+from ringfence_lab.plan.work import FREE, VARIANTS, Cost, Variant
 
 # What recording an operator with its shapes adds to a step: the least that was measured, on a busy Xeon of 2.5 GHz.
 OPERATOR_SECONDS: Final = 5e-6
@@ -93,15 +92,10 @@ def plan_job(
     profiling = median([_profiling(timing, sharing) for timing in timings]) if timings and step is None else 0.0
     computing, source = _computing(hardware, job, compute, step, 1.0 if step is None else 0.0)
     asked = job if workers is None else scaled(job, workers)
-    steps = {name: step_of(hardware, VARIANTS[name], asked, computing) for name in _names(hardware)}
+    steps = {name: step_of(hardware, VARIANTS[name], asked, computing) for name in shown(hardware)}
     sizes, why = _sizes(hardware, asked, computing)
     interval = _interval(hardware, job, asked, computing, known=compute is not None or step is not None)
     return JobPlan(asked, job.workers, recorded, profiling, computing, source, steps, interval, sizes, why)
-
-
-def _names(hardware: Hardware) -> list[str]:
-    gloo = ["gloo"] if "gloo" in hardware.variants else []
-    return [*gloo, "plaintext", "ringfence-unsealed", "ringfence", "hop-by-hop"]
 
 
 def _sharing(hardware: Hardware, job: Job) -> float:
@@ -153,36 +147,9 @@ def step_of(hardware: Hardware, variant: Variant, job: Job, computing: float, er
     total = FREE
     for each in job.collectives:
         total = total.plus(costs[_key(each)])
-    count = len(job.collectives)
-    if overlaps_nothing(hardware, variant):
-        return Step(computing + total.seconds, computing, total, count)
-    waited = _waited(variant, job.collectives, [costs[_key(each)] for each in job.collectives], computing)
-    if job.busy:
-        seconds = on_the_same_cores(hardware, variant, computing + waited, computing, total.cpu, job.workers)
-    else:
-        fitted = fitted_figures(hardware, variant)
-        seconds = computing + waited * (fitted["tail"] if fitted else 1.0)
-    return Step(seconds, computing, total, count)
-
-
-def _waited(variant: Variant, found: Sequence[StepCollective], costs: Sequence[Cost], computing: float) -> float:
-    """Return how long computing stands still: collectives run beside it, in order, until their results are needed."""
-    moments = sorted(
-        [(each.ready * computing, 0, index) for index, each in enumerate(found)]
-        + [(each.needed * computing, 1, index) for index, each in enumerate(found)]
-    )
-    late = free = 0.0
-    ends: dict[int, float] = {}
-    order: list[float] = []
-    for at, is_wait, index in moments:
-        if is_wait:
-            late += max(0.0, ends[index] - (at + late))
-            continue
-        begin = max(at + late, free, order[-variant.at_once] if len(order) >= variant.at_once else 0.0)
-        free = begin + costs[index].work
-        ends[index] = max(begin + costs[index].seconds, order[-1] if order else 0.0)
-        order.append(ends[index])
-    return late
+    found = [(each.ready * computing, each.needed * computing, costs[_key(each)]) for each in job.collectives]
+    made = Step(computing + waited(variant, found), computing, total, len(found))
+    return overlapped(hardware, variant, made, job.workers, job.busy)
 
 
 _Key = tuple[str, int, int, int]
@@ -193,10 +160,9 @@ def _key(each: StepCollective) -> _Key:
 
 
 def _cost(hardware: Hardware, variant: Variant, operation: str, size: int, width: int, group: int) -> Cost:
-    if operation in ("all_reduce", "barrier"):
-        return all_reduce(hardware, variant, "table", group, float(size), 1, width == 2)
-    narrow = width == 2 and operation == "reduce_scatter"
-    return collective(hardware, variant, operation, group, float(size), 1, narrow)
+    kind = "all_reduce" if operation == "barrier" else operation
+    narrow = width == 2 and kind in ("all_reduce", "reduce_scatter")
+    return collective(hardware, variant, kind, group, float(size), 1, narrow)
 
 
 def scaled(job: Job, workers: int) -> Job:
@@ -223,16 +189,13 @@ def _interval(hardware: Hardware, job: Job, asked: Job, computing: float, known:
     varied = [[step_of(hardware, sealed, asked, computing, error).seconds for error in (1 - off, 1 + off)]]
     if job.timings and not known:
         ends = median_interval([timing.whole for timing in job.timings])
-        varied.append([_sealed_of(hardware, job, asked, end) for end in ends])
-        varied.append([_sealed_of(hardware, job, asked, None, times) for times in (2.0, 0.0)])
+        others = [_computing(hardware, job, None, end)[0] for end in ends]
+        others += [_computing(hardware, job, None, None, times)[0] for times in (2.0, 0.0)]
+        seconds = [step_of(hardware, sealed, asked, each).seconds for each in others]
+        varied += [seconds[:2], seconds[2:]]
     below = math.sqrt(sum(max(0.0, middle - min(pair)) ** 2 for pair in varied))
     above = math.sqrt(sum(max(0.0, max(pair) - middle) ** 2 for pair in varied))
     return middle - below, middle + above
-
-
-def _sealed_of(hardware: Hardware, job: Job, asked: Job, at: float | None, profiling: float = 1.0) -> float:
-    computing, _ = _computing(hardware, job, None, at, profiling)
-    return step_of(hardware, VARIANTS["ringfence"], asked, computing).seconds
 
 
 def _sizes(hardware: Hardware, job: Job, computing: float) -> tuple[tuple[BucketSize, ...], str]:

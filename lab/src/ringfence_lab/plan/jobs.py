@@ -265,12 +265,6 @@ def _without_times(step: _Step, workers: int) -> tuple[StepCollective, ...]:
     return tuple(found)
 
 
-def median(values: Sequence[float]) -> float:
-    """Return the median of values of which there is at least one."""
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return two of the values between which the median of their distribution lies in about 95 % of cases.
 

@@ -1,12 +1,13 @@
 """Reads large JSON files piece by piece, with bounded memory: the elements of a few known lists, one after the other.
 
 A profiler's file is made by another program, perhaps on another machine, so nothing in it is trusted: the bytes read, the bytes
-after decompression, and the size of each element are limited. Bytes are an argument here; this module opens no file.
+after decompression, and the size of each element are limited. This module opens no file.
 """
 
 from __future__ import annotations
 
 import codecs
+import gzip
 import json
 import re
 import zlib
@@ -24,42 +25,27 @@ _SPACES: Final = re.compile(r"[ \t\r\n]*")
 _AFTER: Final = " \t\r\n,:]}"  # what may follow a value
 
 
-def inflated(blocks: Iterable[bytes], name: str, most: int = MOST_BYTES) -> Iterator[bytes]:
-    """Yield the bytes of a file that may be compressed with gzip, in pieces of at most 1 MiB.
+def inflated(file: Any, name: str, most: int = MOST_BYTES) -> Iterator[bytes]:
+    """Yield the bytes of an open binary file, which may be compressed with gzip, in pieces of at most 1 MiB.
 
     Raises ConfigurationError if it is damaged or truncated, or longer than `most` bytes.
     """
+    packed = file.peek(2).startswith(_GZIP)
+    source: Any = gzip.GzipFile(fileobj=file) if packed else file
     total = 0
-    for piece in _inflated(blocks, name):
-        total += len(piece)
-        if total > most:
-            raise ConfigurationError(
-                f"{name} has more than {most >> 20:,} MiB: record fewer steps, such as torch.profiler.schedule(wait=1, "
-                "warmup=1, active=3)"
-            )
-        yield piece
-
-
-def _inflated(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
-    decompressor: Any = None
-    begun = False
-    for block in blocks:
-        if not begun:
-            begun = True
-            decompressor = zlib.decompressobj(31) if block.startswith(_GZIP) else None
-        if decompressor is None:
-            yield from (block[at : at + _PIECE] for at in range(0, len(block), _PIECE))
-            continue
-        while block:
-            if decompressor.eof:  # a file may consist of several members
-                decompressor = zlib.decompressobj(31)
-            try:
-                yield decompressor.decompress(block, _PIECE)
-            except zlib.error as error:
-                raise ConfigurationError(f"{name} is damaged: gzip cannot be decompressed ({error})") from None
-            block = decompressor.unconsumed_tail or decompressor.unused_data
-    if decompressor is not None and not decompressor.eof:
-        raise ConfigurationError(f"{name} is truncated: gzip ends early. Copy it again, or record it again")
+    try:
+        while piece := source.read1(_PIECE):
+            total += len(piece)
+            if total > most:
+                raise ConfigurationError(
+                    f"{name} has more than {most >> 20:,} MiB: record fewer steps, such as torch.profiler.schedule(wait=1, "
+                    "warmup=1, active=3)"
+                )
+            yield piece
+    except EOFError:
+        raise ConfigurationError(f"{name} is truncated: gzip ends early. Copy it again, or record it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigurationError(f"{name} is damaged: gzip cannot be decompressed ({error})") from None
 
 
 class JsonStream:

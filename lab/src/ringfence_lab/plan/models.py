@@ -1,21 +1,22 @@
 """Models as the planner uses them: the number of elements of each parameter tensor, in order of registration.
 
-The models of the package come from meta tensors (`scripts/models`). Others are made from a number of parameters, from a list
-of tensor sizes, or from a Hugging Face `config.json`.
+The models of the package come from meta tensors (`python -m scripts.model_lists`). Others are made from a number of
+parameters or from a list of tensor sizes.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
-from ringfence_lab.plan import architectures
 
 TOKENS: Final = 2048  # of a sequence, where nothing else is known
 _ASPECT: Final = 128  # width over layers of the decoder that stands for a bare number of parameters
@@ -90,15 +91,29 @@ def of_tensors(sizes: Sequence[int], name: str, tokens: int = TOKENS) -> Model:
     return Model(name, source, tuple(sizes), f"a sequence of {tokens} tokens", 2 * sum(sizes) * tokens)
 
 
-def of_config(config: Mapping[str, Any], name: str, tokens: int | None = None) -> Model | None:
-    """Return the model of a parsed `config.json`, or None if its architecture is not one that is computed exactly."""
-    found = architectures.of_config(config)
-    if found is None:
-        return None
-    length = tokens or min(TOKENS, found.positions)
-    sizes = tuple(each.elements for each in found.tensors)
-    source = f"{found.name}, computed from {name}"
-    return Model(name, source, sizes, f"a sequence of {length} tokens", found.forward_flops(length))
+def of_listing(text: str, name: str, tokens: int = TOKENS) -> Model:
+    """Return a model from a list of its tensors: JSON, or a text with a size or shape at the end of each line."""
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise ConfigurationError(f"{name} is not JSON: {error}") from None
+        listed = content.values() if isinstance(content, dict) else content
+        shapes = [(json.dumps(item), item if isinstance(item, list) else [item]) for item in listed]
+    else:
+        lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+        shapes = [(line, re.split(r"[x×]", line.split()[-1])) for line in lines if line]
+    return of_tensors([_elements(shape, name, entry) for entry, shape in shapes], name, tokens)
+
+
+def _elements(shape: list[Any], name: str, entry: str) -> int:
+    try:
+        sizes = [int(each) for each in shape]
+    except (TypeError, ValueError):
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise ConfigurationError(f"{name}: {entry!r} is not the size or shape of a tensor, such as 4096 or 4096x11008")
+    return math.prod(sizes)
 
 
 def blocks(parameters: Sequence[int]) -> list[tuple[int, int]]:

@@ -14,11 +14,10 @@ from ringfence.errors import ConfigurationError
 from ringfence_lab.plan import models
 from ringfence_lab.plan.cost import collective_cost, staging
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.loads import Cost
 from ringfence_lab.plan.schedules import GLOO, STAGED, schedule_of
 from ringfence_lab.plan.steps import Question, replayed
 from ringfence_lab.plan.traces import Trace, as_replayed, trace
-from ringfence_lab.plan.work import VARIANTS
+from ringfence_lab.plan.work import VARIANTS, Cost
 
 BASELINE: Final = "gloo"  # the mean of the two Gloo runs of a cell
 MEASURED: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
@@ -75,7 +74,7 @@ def _collective(hardware: Hardware, case: Case, variant: str, per_node: int) -> 
     chosen, identifier = VARIANTS[variant], schedule_of(variant, operation, workers, size, per_machine)
     found = collective_cost(hardware, chosen, identifier, workers, size, per_node=per_node, per_machine=per_machine)
     if variant == BASELINE and operation in STAGED:
-        found = found.plus(staging(hardware, chosen, workers, size, 1 + 1 / workers, per_node))
+        found = found.plus(staging(hardware, chosen, workers, size, per_node))
     return found
 
 

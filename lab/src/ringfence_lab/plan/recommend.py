@@ -66,7 +66,7 @@ class Plan:
 
 def plan(hardware: Hardware, question: Question) -> Plan:
     """Answer a question as asked, then pull one lever after the other for the sealed variant."""
-    variants = _predicted(hardware, question)
+    variants = {name: step(hardware, VARIANTS[name], question) for name in shown(hardware)}
     pulled = list(_pulled(hardware, question, "ringfence", _levers(hardware, question)))
     advice = [each for each, _, _ in pulled]
     best, now = (pulled[-1][1], pulled[-1][2]) if pulled else (question, variants["ringfence"])
@@ -87,24 +87,19 @@ def plan(hardware: Hardware, question: Question) -> Plan:
                 "another training algorithm, which may change what the model learns",
             )
         )
-    tuned = {"plaintext": in_the_clear(hardware, question, today, built=True), "ringfence": sealed}
+    tuned = {"plaintext": _in_the_clear(hardware, question, today), "ringfence": sealed}
     return Plan(question, best, variants, tuned, synchronous, now, tuple(advice))
 
 
-def in_the_clear(hardware: Hardware, question: Question, sealed: Question, built: bool = False) -> Step:
-    """Return plaintext with the settings that are best for it, or with those of the sealed variant if they are better.
+def _in_the_clear(hardware: Hardware, question: Question, sealed: Question) -> Step:
+    """Return plaintext with what is best for it and can be set today, or as the sealed variant if that is better.
 
     So the cost of sealing is relative to the best plaintext.
     """
-    choices = (best_for(hardware, question, "plaintext", built), sealed)
+    levers = [each for each in _levers(hardware, question) if each[0]]
+    pulled = [asked for _, asked, _ in _pulled(hardware, question, "plaintext", levers)]
+    choices = (pulled[-1] if pulled else question, sealed)
     return min((step(hardware, VARIANTS["plaintext"], each) for each in choices), key=lambda found: found.seconds)
-
-
-def best_for(hardware: Hardware, question: Question, variant: str, built: bool = False) -> Question:
-    """Return the settings that are best for one variant: with all levers except `every`, or only what can be set today."""
-    levers = [each for each in _levers(hardware, question) if each[0] or not built]
-    pulled = list(_pulled(hardware, question, variant, levers))
-    return pulled[-1][1] if pulled else question
 
 
 def _pulled(
@@ -133,15 +128,10 @@ def _pulled(
         question, now = better, predicted
 
 
-def _predicted(hardware: Hardware, question: Question) -> dict[str, Step]:
-    names = [
-        *(["gloo"] if "gloo" in hardware.variants else []),
-        "plaintext",
-        "ringfence-unsealed",
-        "ringfence",
-        "hop-by-hop",
-    ]
-    return {name: step(hardware, VARIANTS[name], question) for name in names}
+def shown(hardware: Hardware) -> list[str]:
+    """Return the variants that a plan shows: Gloo only where it was measured."""
+    gloo = ["gloo"] if "gloo" in hardware.variants else []
+    return [*gloo, "plaintext", "ringfence-unsealed", "ringfence", "hop-by-hop"]
 
 
 _FIELDS: Final = {

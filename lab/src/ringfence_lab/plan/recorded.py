@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 from ringfence.errors import ConfigurationError
 
 MOST_CALLS: Final = 1_000_000
+MOST_NUMBER: Final = 1 << 44  # of elements, or of an event
+LONGEST_NAME: Final = 200
 MOST_SPANS: Final = 5_000_000
 MOST_WORKERS: Final = 1 << 14
-_MOST_BYTES: Final = 1 << 44
 
 # The beginning of a collective's name, without underscores, and what it is here. The first that fits counts.
 _OPERATIONS: Final = (
@@ -72,7 +73,6 @@ class Recording:
     rank: int | None = None
     workers: int | None = None
     on_device: bool = False  # whether an accelerator computed
-    shapes: bool = False  # whether sizes were recorded
     calls: list[Call] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
@@ -101,15 +101,49 @@ class Recording:
         width = width_of(dtype)
         if operation == "barrier":
             elements, width = 1, 4
-        if whole_number(elements, _MOST_BYTES) is None or width is None:
+        if whole_number(elements, MOST_NUMBER) is None or width is None:
             self.without_size += 1
             return
-        if len(self.calls) >= MOST_CALLS:
-            raise ConfigurationError(f"{self.name} has more than {MOST_CALLS:,} collectives: record fewer steps")
         assert isinstance(elements, int)
-        if not elements:
-            return
-        self.calls.append(Call(operation, elements * width, width, whole_number(group, MOST_WORKERS) or 0, *times))
+        if elements:
+            found = Call(operation, elements * width, width, whole_number(group, MOST_WORKERS) or 0, *times)
+            self.keep(self.calls, found)
+
+    def keep(self, where: list[Any], found: object) -> None:
+        """Keep something of a collective."""
+        if len(where) >= MOST_CALLS:
+            raise ConfigurationError(f"{self.name} has more than {MOST_CALLS:,} collectives: record fewer steps")
+        where.append(found)
+
+    def add_gradient(self, at: float, shapes: list[Any]) -> None:
+        """Note a gradient, the first of these tensors."""
+        if elements := elements_of(shapes[0]) if shapes else None:
+            self.gradients.append(Gradient(at, elements))
+
+    def checked(self) -> Recording:
+        """Return the recording in the order of time if it can be used. Raises ConfigurationError with what to do otherwise."""
+        if self.not_covered:
+            listed = ", ".join(f"{count} {kind}" for kind, count in sorted(self.not_covered.items())[:5])
+            raise ConfigurationError(
+                f"{self.name} has communication that the model does not cover ({listed}): it covers all-reduce, all-gather, "
+                "reduce-scatter, broadcast, all-to-all and barrier"
+            )
+        if self.without_size:
+            raise ConfigurationError(
+                f"{self.name}: {self.without_size} collectives have no size. Record with "
+                "torch.profiler.profile(record_shapes=True); for NCCL, record CPU activities beside CUDA's, without coalesced "
+                "calls"
+            )
+        if not self.calls:
+            raise ConfigurationError(
+                f"{self.name} has no collectives: record a step of the distributed run, with ProfilerActivity.CPU, after the "
+                "process group is initialised"
+            )
+        if self.workers is None:
+            self.workers = max(call.group for call in self.calls) or None
+        self.calls.sort(key=lambda call: call.issued)
+        self.gradients.sort()
+        return self
 
 
 def operation_of(name: str) -> str | None:
@@ -146,11 +180,11 @@ def elements_of(shape: object, depth: int = 0) -> int | None:
     """Return the elements of a tensor of that shape, or of all tensors of a list of shapes; None if it is none."""
     if not isinstance(shape, list) or depth > 3:
         return None
-    if all(whole_number(each, _MOST_BYTES) is not None for each in shape):
+    if all(whole_number(each, MOST_NUMBER) is not None for each in shape):
         product = 1
         for each in shape:
             product *= each
-            if product > _MOST_BYTES:
+            if product > MOST_NUMBER:
                 return None
         return product
     parts = [elements_of(each, depth + 1) for each in shape]

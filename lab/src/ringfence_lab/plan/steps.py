@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final
 
-from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.collectives import ScheduleId
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan import fsdp
-from ringfence_lab.plan.cost import collective_cost, shared_by
+from ringfence_lab.plan.cost import collective_cost, shared_by, staging
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.loads import FREE, Cost, load
 from ringfence_lab.plan.models import Model
+from ringfence_lab.plan.schedules import STAGED, busiest, schedule_of
 from ringfence_lab.plan.traces import Trace, trace
-from ringfence_lab.plan.work import Variant, busiest, fitted_figures, machines_of
+from ringfence_lab.plan.work import FREE, Cost, Variant, fitted_figures, load
 
 FLAT: Final = {
     "ring": ScheduleId.ALL_REDUCE_RING,
@@ -91,99 +93,88 @@ def step(hardware: Hardware, variant: Variant, question: Question) -> Step:
 
 def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Question) -> Step:
     """Return the cost of a trace."""
-    shrunk = question.wire_bytes / question.bytes_each
+    shrunk, narrow = question.wire_bytes / question.bytes_each, question.wire_bytes == 2
+    around = (question.channels, narrow, question.per_machine)
+    counted = Counter(size for size, _ in made.steps)
     costs = {
-        size: all_reduce(
-            hardware,
-            variant,
-            question.schedule,
-            question.workers,
-            size * shrunk,
-            question.channels,
-            question.wire_bytes == 2,
-            question.per_machine,
-        )
-        for size in {size for size, _ in made.steps}
+        size: all_reduce(hardware, variant, question.schedule, question.workers, size * shrunk, *around)
+        for size in counted
     }
     total = FREE
-    for size in costs:
-        total = total.plus(costs[size].times(sum(1 for each, _ in made.steps if each == size)))
+    for size, times in counted.items():
+        total = total.plus(costs[size].times(times))
     compute = made.compute_seconds
     if question.every > 1:  # nothing to hide behind: the step's end is waited for, once in `every` steps
         return Step(compute + total.seconds / question.every, compute, total, len(made.steps))
-    seconds = _overlapped(hardware, variant, made, costs, question.workers)
-    return Step(seconds, compute, total, len(made.steps))
+    ready = list(accumulate(seconds for _, seconds in made.steps))
+    found = [(at, max(at, compute), costs[size]) for at, (size, _) in zip(ready, made.steps, strict=True)]
+    finished = compute + waited(variant, found)
+    return overlapped(hardware, variant, Step(finished, compute, total, len(made.steps)), question.workers, made.busy)
 
 
 def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: float, busy: bool) -> Step:
     """Return the cost of a step with FSDP. Parameters and gradients are sent with `wire_bytes` per element."""
     found = fsdp.units(question.model, question.blocks)
-
-    def costs_of(operation: str) -> list[Cost]:
-        return [
-            fsdp.collective(
-                hardware,
-                variant,
-                operation,
-                question.workers,
-                unit.elements * question.wire_bytes,
-                question.channels,
-                question.wire_bytes == 2 and operation == "reduce_scatter",
+    gathers, scatters = (
+        [
+            collective(
+                hardware, variant, operation, question.workers, unit.elements * question.wire_bytes, question.channels, narrow
             )
             for unit in found
         ]
-
-    made = fsdp.timeline(found, costs_of("all_gather"), costs_of("reduce_scatter"), compute, question.reshard)
+        for operation, narrow in (("all_gather", False), ("reduce_scatter", question.wire_bytes == 2))
+    )  # fmt: skip
+    finished, collectives = fsdp.timeline(found, gathers, scatters, compute, question.reshard)
     total = FREE
-    for each in made.collectives:
+    for each in collectives:
         total = total.plus(each)
-    seconds = made.finished
-    if overlaps_nothing(hardware, variant):
-        seconds = compute + total.seconds
-    elif busy:
-        seconds = on_the_same_cores(hardware, variant, made.finished, compute, total.cpu, question.workers)
-    else:
-        fitted = fitted_figures(hardware, variant)
-        seconds = compute + (made.finished - compute) * (fitted["tail"] if fitted else 1.0)
-    return Step(seconds, compute, total, len(made.collectives), of_buckets=False)
+    made = Step(finished, compute, total, len(collectives), of_buckets=False)
+    return overlapped(hardware, variant, made, question.workers, busy)
 
 
-def overlaps_nothing(hardware: Hardware, variant: Variant) -> bool:
-    """Return whether no overlap of computing and communication is assumed: in a confidential mode whose copies serialise."""
-    confidential = bool(hardware["device", "copy_rate"]) and not hardware["device", "computing"]
-    return confidential and variant.name not in ("plaintext", "gloo")
+def waited(variant: Variant, found: Sequence[tuple[float, float, Cost]]) -> float:
+    """Return how long computing stands still: collectives run beside it, in order, until their results are needed.
+
+    Of each collective: when it is ready and when it is needed, in seconds of computing, and its cost.
+    """
+    moments = sorted(
+        [(ready, 0, index) for index, (ready, _, _) in enumerate(found)]
+        + [(needed, 1, index) for index, (_, needed, _) in enumerate(found)]
+    )
+    late = free = 0.0
+    ends: dict[int, float] = {}
+    order: list[float] = []
+    for at, is_wait, index in moments:
+        if is_wait:
+            late += max(0.0, ends[index] - (at + late))
+            continue
+        cost = found[index][2]
+        begin = max(at + late, free, order[-variant.at_once] if len(order) >= variant.at_once else 0.0)
+        free = begin + cost.work
+        ends[index] = max(begin + cost.seconds, order[-1] if order else 0.0)
+        order.append(ends[index])
+    return late
 
 
-def on_the_same_cores(
-    hardware: Hardware, variant: Variant, finished: float, compute: float, cpu: float, workers: int
-) -> float:
-    """Return the seconds of a step whose computing and communication share the cores: their core seconds add up."""
+def overlapped(hardware: Hardware, variant: Variant, made: Step, workers: int, busy: bool) -> Step:
+    """Return the step with what the hardware makes of its overlap. Its seconds are those of full overlap before.
+
+    In a confidential mode whose copies block computing, nothing overlaps. Computing that takes the cores (`busy`) shares them
+    with communication: their core seconds add up. A calibrated machine has a fitted factor for what is left.
+    """
+    confidential = hardware["device", "copy_rate"] and not hardware["device", "computing"]
+    if confidential and variant.name not in ("plaintext", "gloo"):
+        return replace(made, seconds=made.compute + made.communication.seconds)
     fitted = fitted_figures(hardware, variant)
+    if not busy:
+        return replace(made, seconds=made.compute + made.exposed * (fitted["tail"] if fitted else 1.0))
     together = min(workers, max(1, int(hardware["node", "workers"])))
     cores = max(1.0, hardware["node", "cores"])
-    computing = compute * min(1.0, cores / together) * together  # core seconds of the node: `compute` is as it was met
-    talking = cpu * together
-    return max(finished, (computing + talking * (fitted["beside"] if fitted else 1.0)) / cores)
-
-
-def _overlapped(hardware: Hardware, variant: Variant, made: Trace, costs: Mapping[int, Cost], workers: int) -> float:
-    fitted = fitted_figures(hardware, variant)
-    compute = made.compute_seconds
-    if overlaps_nothing(hardware, variant):
-        return compute + sum(costs[size].seconds for size, _ in made.steps)
-    ends: list[float] = []
-    ready = free = 0.0
-    for size, seconds in made.steps:
-        ready += seconds
-        begin = max(ready, free, ends[-variant.at_once] if len(ends) >= variant.at_once else 0.0)
-        free = begin + costs[size].work
-        ends.append(max(begin + costs[size].seconds, ends[-1] if ends else 0.0))
-    finished = max(compute, ends[-1] if ends else 0.0)
-    if not made.busy:
-        return compute + (finished - compute) * (fitted["tail"] if fitted else 1.0)
-    return on_the_same_cores(
-        hardware, variant, finished, compute, sum(costs[size].cpu for size, _ in made.steps), workers
-    )
+    computing = (
+        made.compute * min(1.0, cores / together) * together
+    )  # core seconds of the node: `compute` is as it was met
+    talking = made.communication.cpu * together * (fitted["beside"] if fitted else 1.0)
+    return replace(made, seconds=max(made.seconds, (computing + talking) / cores))
 
 
 @lru_cache(maxsize=4096)
@@ -202,25 +193,39 @@ def all_reduce(
     `per_machine`: how many workers share a machine's memory, if not as the hardware says. Raises ConfigurationError for an
     unknown schedule.
     """
-    if workers < 2:
-        return FREE
     if schedule not in SCHEDULES:
         raise ConfigurationError(f"no schedule is called {schedule!r}: {', '.join(SCHEDULES)}")
     shared = shared_by(hardware) if per_machine is None else per_machine
-    if variant.name in ("gloo", "hop-by-hop"):
-        identifier = FLAT["ring"]  # their only one
-    elif schedule == "two-levels" and hardware["inside", "rate"] and hierarchical_possible(hardware, workers):
+    if workers < 2 or schedule == "table" or variant.name in ("gloo", "hop-by-hop"):  # these have a ring and no other
+        return collective(hardware, variant, "all_reduce", workers, whole, channels, narrow, shared)
+    if schedule == "two-levels" and hierarchical_possible(hardware, workers):
         return _over_devices(hardware, variant, workers, whole, channels, narrow)
-    elif schedule == "table":
-        machines = machines_of(workers, shared)
-        found = choose(Collective.ALL_REDUCE, workers, 0, 0, int(whole), Table(), machines=machines)
-        identifier = ScheduleId(found.identifier)
-    elif schedule == "two-levels":
-        even = shared > 1 and workers % shared == 0
-        identifier = ScheduleId.ALL_REDUCE_TWO_LEVELS if even else FLAT["ring"]
-    else:
-        identifier = FLAT[schedule]
+    identifier = FLAT.get(schedule, FLAT["ring"])
+    if schedule == "two-levels" and shared > 1 and workers % shared == 0:
+        identifier = ScheduleId.ALL_REDUCE_TWO_LEVELS
     return _of_a_step(hardware, variant, identifier, workers, whole, channels, narrow, shared)
+
+
+@lru_cache(maxsize=4096)
+def collective(
+    hardware: Hardware,
+    variant: Variant,
+    operation: str,
+    workers: int,
+    whole: float,
+    channels: int = 1,
+    narrow: bool = False,
+    per_machine: int | None = None,
+) -> Cost:
+    """Return the cost of one collective of `whole` bytes in a step, with the variant's own choice of a schedule."""
+    if workers < 2:
+        return FREE
+    shared = shared_by(hardware) if per_machine is None else per_machine
+    identifier = schedule_of(variant.name, operation, workers, int(whole), shared)
+    found = _of_a_step(hardware, variant, identifier, workers, whole, channels, narrow, per_machine)
+    if variant.name == "gloo" and operation in STAGED:
+        found = found.plus(staging(hardware, variant, workers, whole, max(1, int(hardware["node", "workers"]))))
+    return found
 
 
 def _of_a_step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -74,10 +75,12 @@ class Validation:
 
     def as_json(self) -> dict[str, Any]:
         def both(found: Callable[[bool], tuple[float, float]]) -> dict[str, Any]:
-            pairs = {"seconds": found(False), "ratio": found(True)}
+            names = ("median_error", "worst_error")
             return {
-                name: {"median_error": _number(median), "worst_error": _number(worst)}
-                for name, (median, worst) in pairs.items()
+                what: {
+                    name: None if math.isnan(error) else error for name, error in zip(names, found(ratio), strict=True)
+                }
+                for what, ratio in (("seconds", False), ("ratio", True))
             }
 
         return {
@@ -96,15 +99,7 @@ class Validation:
 
 
 def _middle_and_worst(errors: list[float]) -> tuple[float, float]:
-    found = sorted(errors)
-    if not found:
-        return float("nan"), float("nan")
-    return (found[(len(found) - 1) // 2] + found[len(found) // 2]) / 2, found[-1]
-
-
-def _number(value: float) -> float | None:
-    """Return None for NaN, which JSON cannot express."""
-    return None if math.isnan(value) else value
+    return (statistics.median(errors), max(errors)) if errors else (math.nan, math.nan)
 
 
 def validate(rows: Iterable[Row], seed: int = 0, cores: int = 2) -> Validation:
@@ -115,30 +110,18 @@ def validate(rows: Iterable[Row], seed: int = 0, cores: int = 2) -> Validation:
     for seen, unseen in (halves, halves[::-1]):
         profile = calibrate([row for name in seen for row in cells[name].values()], cores)
         for name in unseen:
-            cell = cells[name]
-            gloo = predict(profile, cell[BASELINE], BASELINE, alone(cell))
+            cell, by_itself = cells[name], alone(cells[name])
+            gloo = predict(profile, cell[BASELINE], BASELINE, by_itself)
             for variant in MEASURED:
-                if usable(cell, variant) and variant in profile.variants:
-                    lines.append(_line(profile, name, cell, variant, gloo))
+                if not usable(cell, variant) or variant not in profile.variants:
+                    continue
+                row, said = cell[variant], predict(profile, cell[variant], variant, by_itself)
+                kind, measured, ratio = str(row["kind"]), float(row["seconds"]), float(row["ratio"])
+                given = by_itself if kind != "collective" else None
+                lines.append(Line(name, variant, kind, bool(row["scored"]), measured, said, ratio, said / gloo, given))
     lines.sort(key=lambda line: (line.cell, MEASURED.index(line.variant)))
     scored = {line.cell for line in lines if line.scored}
     return Validation(tuple(lines), seed, len(cells), len(scored))
-
-
-def _line(profile: Any, name: str, cell: Mapping[str, Row], variant: str, gloo: float) -> Line:
-    row = cell[variant]
-    said = predict(profile, row, variant, alone(cell))
-    return Line(
-        cell=name,
-        variant=variant,
-        kind=str(row["kind"]),
-        scored=bool(row["scored"]),
-        measured=float(row["seconds"]),
-        predicted=said,
-        measured_ratio=float(row["ratio"]),
-        predicted_ratio=said / gloo,
-        alone=alone(cell) if row["kind"] != "collective" else None,
-    )
 
 
 def _halves(cells: Mapping[str, Mapping[str, Row]], seed: int) -> tuple[list[str], list[str]]:

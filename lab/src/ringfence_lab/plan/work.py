@@ -1,4 +1,4 @@
-"""The work of a worker in a schedule: its messages, the bytes that it seals, opens, adds and copies, and what each costs.
+"""The work of a worker in a collective, by stage, and what it costs: how a variant moves bytes, loads, terms and costs.
 
 A `Variant` says how bytes are moved. All variants run the same schedules, so that the cost of sealing is a ratio of two
 predictions that differ in nothing else.
@@ -7,20 +7,18 @@ predictions that differ in nothing else.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ringfence.collectives import ScheduleId, build
-from ringfence.collectives.schedule import Action, Buffer, Place, Schedule, Step
+from ringfence.collectives.schedule import Action
+from ringfence.keys import SHARED_FROM_BYTES
 from ringfence.link.segments import segment_bytes, segment_count
-from ringfence.machines import Machines, spread
 from ringfence_lab.plan.hardware import Hardware
+from ringfence_lab.plan.schedules import Task
 
 _CACHE: Final = 2 << 20  # bytes that a core of the day has to itself; only fitted variants pay for memory beyond it
-_LIKE_MORE: Final = 64  # workers: the mean of so many is that of more
 ON_THE_WIRE: Final = 1514 / 1448  # a byte with its share of Ethernet's, IP's and TCP's headers, in frames of 1500 bytes
 
 
@@ -137,214 +135,129 @@ def lost(variant: Variant, memory: float, piece: float) -> float:
     return again if variant.pipelined else (again + between) / 2
 
 
-class Task(NamedTuple):
-    """What a worker does with a message, or beside it. `part` is its length as a share of the whole."""
-
-    action: Action
-    part: float
-    seals: bool = False  # a SEND of what was not sealed before
-    near: bool = False  #  the peer is on the same machine
-    copies: bool = False  # a SEND to it of what is in no memory that both share yet
-
-
-def share(schedule: Schedule, place: Place) -> float:
-    """Return the length of a chunk as a share of the collective's bytes."""
-    if place.buffer is Buffer.SCRATCH:
-        return sum(share(schedule, each) for each in schedule.scratch[place.part : place.part + place.parts])
-    if place.buffer is Buffer.DATA:
-        return place.parts / max(1, schedule.parts(Buffer.DATA))
-    if ScheduleId(schedule.identifier).name.startswith("REDUCE_") and "SCATTER" not in schedule.name.upper():
-        return float(place.parts)  # a reduce to one root: INPUT and OUTPUT are the whole
-    return place.parts / schedule.size
-
-
-@lru_cache(maxsize=64)
-def machines_of(size: int, per_machine: int) -> Machines:
-    """Return which workers share a machine if each machine has so many, the last perhaps fewer."""
-    return spread(rank // per_machine for rank in range(size)) if per_machine > 1 else ()
-
-
-def tasks(schedule: Schedule, machine: Collection[int] = ()) -> Counter[Task]:
-    """Count the tasks of a rank, by kind and length. `machine`: the ranks on its machine."""
-    return Counter(step_tasks(schedule, machine))
-
-
-def step_tasks(schedule: Schedule, machine: Collection[int] = ()) -> Iterator[Task]:
-    """Yield the task of each step.
-
-    A sum that is sent on inside a machine is written to shared memory at once, and what several workers read is copied once.
-    """
-    lengths = [share(schedule, place) for place in schedule.chunks]
-    there: dict[int, bool] = {}  # chunk -> whether shared memory has it as it is now
-    fused = _sent_on(schedule.steps) if machine else frozenset()
-    for index, step in enumerate(schedule.steps):
-        near, copies = step.peer in machine, False
-        if step.action is not Action.SEND:
-            there[step.chunk] = near and index in fused
-        elif near:
-            copies, there[step.chunk] = not there.get(step.chunk, False), True
-        seals = step.action is Action.SEND and step.origin in (-1, schedule.rank) and not near
-        yield Task(step.action, lengths[step.chunk], seals, near, copies)
-
-
-def _sent_on(steps: Sequence[Step]) -> frozenset[int]:
-    """Return the REDUCEs whose sum is sent once and then overwritten, so that it is written nowhere else."""
-    found, after = set(), dict[int, list[Step]]()  # chunk -> the next two steps that touch it, the nearest first
-    for index in range(len(steps) - 1, -1, -1):
-        step = steps[index]
-        following = after.get(step.chunk, [])
-        if step.action is Action.REDUCE and len(following) == 2:
-            sent, last = following
-            overwritten = last.action in (Action.RECV, Action.REDUCE) and last.other != step.chunk
-            if sent.action is Action.SEND and sent.origin < 0 and overwritten and last.chunk == step.chunk:
-                found.add(index)
-        for chunk in {step.chunk, step.other} - {-1}:
-            after[chunk] = [step, *after.get(chunk, [])[:1]]
-    return frozenset(found)
-
-
-@lru_cache(maxsize=512)
-def _tasks_of(identifier: ScheduleId, size: int, rank: int, per_machine: int, shared: bool) -> Mapping[Task, int]:
-    """Return a rank's tasks. `shared`: the schedule knows of machines; others run the same one on them."""
-    machines = machines_of(size, per_machine)
-    # Called as `choose` calls it, so that one schedule is built once.
-    schedule = build(identifier, size, rank, 0, False, True, machines if shared else ())
-    return tasks(schedule, next((each for each in machines if rank in each), ()))
-
-
-@lru_cache(maxsize=512)
-def busiest(
-    identifier: ScheduleId, size: int, per_machine: int = 0, shared: bool = True
-) -> tuple[tuple[Mapping[Task, int], ...], bool]:
-    """Return the tasks of the workers that determine a cost, and whether all workers do the same.
-
-    In trees, the root, those next to it and the last have most to do, whatever the size.
-    """
-    some = sorted({0, 1, 2, 3, size // 2, size - 1, *range(min(per_machine, 8))})
-    ranks = range(size) if size <= 16 else [rank for rank in some if rank < size]
-    alike = identifier in SYMMETRIC
-    chosen = _different(identifier, size, per_machine) if alike else ranks
-    return tuple(_tasks_of(identifier, size, rank, per_machine, shared) for rank in chosen), alike
-
-
-def usual(identifier: ScheduleId, size: int, per_machine: int = 0, shared: bool = True) -> Mapping[Task, float]:
-    """Return the mean tasks of a worker, which determine the use of what the workers of a node share.
-
-    Beyond 64 workers it is that of 64: a tree has as many edges as workers, less one, whatever its size.
-    """
-    return _mean(identifier, size if identifier in SYMMETRIC else min(size, _LIKE_MORE), per_machine, shared)
-
-
-@lru_cache(maxsize=512)
-def _mean(identifier: ScheduleId, size: int, per_machine: int, shared: bool) -> Mapping[Task, float]:
-    ranks = _different(identifier, size, per_machine) if identifier in SYMMETRIC else dict.fromkeys(range(size), 1)
-    counted: Counter[Task] = Counter()
-    for rank, alike in ranks.items():
-        for task, times in _tasks_of(identifier, size, rank, per_machine, shared).items():
-            counted[task] += times * alike
-    return {task: times / sum(ranks.values()) for task, times in counted.items()}
-
-
-def _different(identifier: ScheduleId, size: int, per_machine: int) -> dict[int, int]:
-    """Return ranks that do what the others of a symmetric schedule do, and how many of a machine do the same as each.
-
-    In a ring over machines, the first and the last worker of a machine have a neighbour on another one.
-    """
-    here = min(size, per_machine)
-    if here < 2 or identifier in _ALIKE_ON_MACHINES:
-        return {0: 1}
-    if identifier in _RINGS and here > 2:
-        return {0: 1, 1: here - 2, here - 1: 1}
-    return dict.fromkeys(range(min(here, _LIKE_MORE)), 1)
-
-
-SYMMETRIC: Final = frozenset(
-    {
-        ScheduleId.ALL_REDUCE_RING,
-        ScheduleId.REDUCE_SCATTER_RING,
-        ScheduleId.REDUCE_SCATTER_BRUCK,
-        ScheduleId.ALL_GATHER_RING,
-        ScheduleId.ALL_GATHER_BRUCK,
-        ScheduleId.ALL_TO_ALL_BRUCK,
-        ScheduleId.ALL_TO_ALL_DIRECT,
-        ScheduleId.ALL_REDUCE_DOUBLING,
-        ScheduleId.BARRIER,
-        ScheduleId.ALL_REDUCE_TWO_LEVELS,
-        ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
-        ScheduleId.ALL_GATHER_TWO_LEVELS,
-    }
+TERMS: Final = (
+    "per-message overhead",
+    "latency",
+    "wire",
+    "crypto",
+    "stack",
+    "reduce",
+    "copy",
+    "memory",
+    "host-device copy",
 )
+Terms = dict[str, float]
 
 
-_RINGS: Final = frozenset({ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING})
-_ALIKE_ON_MACHINES: Final = frozenset(
-    {
-        ScheduleId.ALL_TO_ALL_DIRECT,
-        ScheduleId.ALL_REDUCE_TWO_LEVELS,
-        ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
-        ScheduleId.ALL_GATHER_TWO_LEVELS,
-    }
-)
+@dataclass(frozen=True)
+class Cost:
+    """Seconds, the terms that add up to them, and the bound that determines them."""
 
-# Of schedules with two levels: how often a message goes round its machine, round all machines, and on to the others of its
-# machine; and whether it is the whole tensor.
-_TWO_LEVELS: Final = {
-    ScheduleId.ALL_REDUCE_TWO_LEVELS: (1, 2, 1, False),
-    ScheduleId.REDUCE_SCATTER_TWO_LEVELS: (1, 1, 0, False),
-    ScheduleId.ALL_GATHER_TWO_LEVELS: (0, 1, 1, False),
-    ScheduleId.BROADCAST_TWO_LEVELS: (0, 1, 1, True),
-    ScheduleId.REDUCE_TWO_LEVELS: (1, 1, 0, True),
-}
+    seconds: float
+    terms: Mapping[str, float]
+    bound: str  # chain, thread, cores, network, memory or host-device copy
+    work: float = 0.0  # seconds for which the busiest resource can do nothing else
+    cpu: float = 0.0  # seconds of cores, for each worker: their mean
 
+    @property
+    def dominant(self) -> str:
+        """The term that costs most."""
+        return max(self.terms, key=lambda term: self.terms[term])
 
-class Link(NamedTuple):
-    """One message of the longest chain of messages that wait for each other."""
+    def plus(self, other: Cost) -> Cost:
+        """Return the cost of both, one after the other."""
+        bound = self.bound if self.seconds >= other.seconds else other.bound
+        terms = added(self.terms, other.terms)
+        return Cost(self.seconds + other.seconds, terms, bound, self.work + other.work, self.cpu + other.cpu)
 
-    part: float
-    times: int
-    by_segment: bool  # its segments may go on while others of it are still to come
-    near: bool = False  # inside a machine
+    def times(self, factor: float) -> Cost:
+        terms = scaled(self.terms, factor)
+        return Cost(self.seconds * factor, terms, self.bound, self.work * factor, self.cpu * factor)
 
 
-@lru_cache(maxsize=512)
-def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Link, ...]:
-    """Return the longest chain of messages of a schedule, from its rule; a test compares it with the simulation.
+FREE: Final = Cost(0.0, {"per-message overhead": 0.0}, "chain")
 
-    Of schedules with two levels only, the messages inside a machine are told apart.
-    """
-    if size < 2:
-        return ()
-    if identifier in _TWO_LEVELS:
-        before, beyond, after, whole = _TWO_LEVELS[identifier]
-        near, far = min(per_machine, size) - 1, -(-size // per_machine) - 1
-        part = 1.0 if whole else 1 / size
-        times = ((before * near, True), (beyond * far, False), (min(after, near), True))
-        return tuple(Link(part, count, True, inside) for count, inside in times if count)
-    rounds, levels = (size - 1).bit_length(), size.bit_length() - 1
-    doubling = [(min(1 << turn, size - (1 << turn)) / size) for turn in range(rounds)]
-    match identifier:
-        case ScheduleId.ALL_REDUCE_RING:
-            return (Link(1 / size, 2 * (size - 1), True),)
-        case ScheduleId.REDUCE_SCATTER_RING | ScheduleId.ALL_GATHER_RING:
-            return (Link(1 / size, size - 1, True),)
-        case ScheduleId.ALL_REDUCE_DOUBLING:
-            return (Link(1.0, levels + (2 if size > 1 << levels else 0), True),)
-        case ScheduleId.ALL_REDUCE_TREE | ScheduleId.GROUP_OPENING:
-            return (Link(1.0, 2 * levels, True),)
-        case ScheduleId.REDUCE_TREE | ScheduleId.BROADCAST_TREE:
-            return (Link(1.0, levels, True),)
-        case ScheduleId.REDUCE_CHAIN | ScheduleId.BROADCAST_CHAIN:
-            return (Link(1.0, size - 1, True),)
-        case ScheduleId.REDUCE_BINOMIAL | ScheduleId.BROADCAST_BINOMIAL:
-            return (Link(1.0, levels, True),)
-        case ScheduleId.ALL_GATHER_BRUCK | ScheduleId.REDUCE_SCATTER_BRUCK:
-            return tuple(Link(part, 1, False) for part in doubling)
-        case ScheduleId.GATHER_BINOMIAL | ScheduleId.SCATTER_BINOMIAL:
-            return tuple(Link(part, 1, False) for part in doubling)
-        case ScheduleId.ALL_TO_ALL_BRUCK:
-            moving = [sum(1 for i in range(size) if i & (1 << turn)) / size for turn in range(rounds)]
-            return tuple(Link(part, 1, False) for part in moving)
-        case ScheduleId.BARRIER:
-            return (Link(0.0, rounds, True),)
-        case _:
-            return (Link(1 / size, 1, True),)  # direct exchanges: no message waits for another
+
+class Load(NamedTuple):
+    """The work of one worker: segments handled, and bytes through each stage."""
+
+    messages: float = 0.0
+    sealed: float = 0.0
+    opened: float = 0.0
+    sent: float = 0.0
+    received: float = 0.0
+    reduced: float = 0.0
+    copied: float = 0.0
+    far_sent: float = 0.0  # of what is sent and received: between machines
+    far_received: float = 0.0
+    near_messages: float = 0.0  # in memory that workers of one machine share, as the next two
+    near_copied: float = 0.0
+    near_reduced: float = 0.0  # of what is reduced
+
+    def terms(self, spent: StageCosts, variant: Variant) -> Terms:
+        """Seconds of one core."""
+        framing = self.sealed * spent.seal + self.opened * spent.open
+        farther = (self.far_sent * spent.send + self.far_received * spent.receive) * (spent.between - 1)
+        inside = self.near_copied * spent.near_copy
+        return {
+            "per-message overhead": self.messages * spent.message + self.near_messages * spent.near_message,
+            "stack": self.sent * spent.send + self.received * spent.receive + farther,
+            "reduce": self.reduced * spent.reduce,
+            "copy": self.copied * spent.copy + inside + (0.0 if variant.sealed else framing),
+            "crypto": framing if variant.sealed else 0.0,
+        }
+
+    def thread(self, spent: StageCosts, variant: Variant, channels: int) -> Terms:
+        """Seconds of the worker's threads: channels divide what goes between machines, and nothing inside one."""
+        inside = {
+            "per-message overhead": self.near_messages * spent.near_message,
+            "copy": self.near_copied * spent.near_copy,
+            "reduce": self.near_reduced * spent.reduce,
+        }
+        found = self.terms(spent, variant)
+        return {term: inside.get(term, 0.0) + (found[term] - inside.get(term, 0.0)) / channels for term in found}
+
+    def touched(self, variant: Variant) -> float:
+        """Bytes read and written in memory: twice in each stage, three times where two are added."""
+        framed = self.sealed + self.opened if variant.sealed or variant.framed else 0.0
+        return 2 * (framed + self.sent + self.received + self.copied + self.near_copied) + 3 * self.reduced
+
+
+def load(variant: Variant, counted: Mapping[Task, float], whole: float) -> Load:
+    """Return the work of one worker in a collective of `whole` bytes."""
+    messages = sealed = opened = sent = received = reduced = copied = 0.0
+    far_sent = far_received = near_messages = near_copied = near_reduced = 0.0
+    for (action, part, seals, near, copies), times in counted.items():
+        length = part * whole * times
+        if action is Action.COPY or action is Action.SCALE:
+            copied += length
+            continue
+        reduced += length if action is Action.REDUCE else 0.0
+        piece, pieces = segments(variant, part * whole)
+        if near and variant.shares:
+            if piece >= SHARED_FROM_BYTES:
+                near_messages += times * pieces
+            else:
+                messages += times * pieces  # through a socket, as between machines
+            near_copied += length if copies or action is Action.RECV else 0.0
+            near_reduced += length if action is Action.REDUCE else 0.0
+            continue
+        messages += times * pieces
+        if action is Action.SEND:
+            sent += length
+            far_sent += 0.0 if near else length
+            sealed += length if seals or near or not variant.forwards else 0.0
+        else:
+            received += length
+            far_received += 0.0 if near else length
+            opened += length
+    where = (far_sent, far_received, near_messages, near_copied, near_reduced)
+    return Load(messages, sealed, opened, sent, received, reduced, copied, *where)
+
+
+def scaled(terms: Mapping[str, float], factor: float) -> Terms:
+    return {term: seconds * factor for term, seconds in terms.items()}
+
+
+def added(one: Mapping[str, float], other: Mapping[str, float]) -> Terms:
+    return {term: one.get(term, 0.0) + other.get(term, 0.0) for term in TERMS if term in one or term in other}

@@ -1,4 +1,4 @@
-"""Simulates a schedule on every rank, event by event: slow and exact. Tests compare the closed form with it.
+"""Simulates a schedule on every rank, event by event: slow and exact. The planner's closed form is compared with it.
 
 Each rank has its threads and its node's cores, each node a card for what leaves and one for what comes. A worker serves its
 links in turn, a segment each, as the runtime does. What a step waits for is what the schedule says: the same dependencies, by
@@ -16,16 +16,8 @@ from ringfence.collectives.schedule import Action, Schedule
 from ringfence.keys import SHARED_FROM_BYTES
 from ringfence_lab.plan.cost import shared_by
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.work import (
-    ON_THE_WIRE,
-    StageCosts,
-    Variant,
-    machines_of,
-    segments,
-    share,
-    stage_costs,
-    step_tasks,
-)
+from ringfence_lab.plan.schedules import machines_of, share, step_tasks
+from ringfence_lab.plan.work import ON_THE_WIRE, StageCosts, Variant, segments, stage_costs
 
 _LOCAL: Final = (Action.COPY, Action.SCALE)
 
