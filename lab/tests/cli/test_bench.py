@@ -126,6 +126,7 @@ def test_a_busy_caller_burdens_every_variant_alike(tmp_path: Path) -> None:
     assert [line["variant"] for line in result["variants"]] == ["gloo-a", "gloo-b", "ringfence", "tls"]
 
 
+@pytest.mark.nightly
 def test_a_link_is_measured_on_several_threads(tmp_path: Path) -> None:
     command = ("bench", "link", "--segments", "64KiB,512KiB", "--threads", "1,2", "--results", str(tmp_path))
     done = ringfence(*command, "--rounds", "1")

@@ -11,6 +11,7 @@ from tests.cli.command import ringfence
 QUICK = ("bench", "admission", "--workers", "4,16,32", "--processes", "3", "--rounds", "2", "--predict", "1000")
 
 
+@pytest.mark.nightly
 def test_it_says_what_was_measured_and_what_is_predicted() -> None:
     done = ringfence(*QUICK, COLUMNS="80")
     assert done.returncode == 0, done.stderr

@@ -81,6 +81,7 @@ def test_a_cost_in_json_adds_up() -> None:
     assert found["assumed"]
 
 
+@pytest.mark.nightly
 def test_a_sweep_with_a_chart(tmp_path: Path) -> None:
     picture = tmp_path / "scale.svg"
     done = ringfence("plan", "--model", "gpt2", "--hardware", "tdx-25g", "--chart", str(picture))
@@ -163,6 +164,7 @@ def test_a_study_with_several_presets_or_none_says_what_to_do(tmp_path: Path) ->
     assert none.returncode == 2 and "it has no gpu-tee cells" in " ".join(none.stderr.split())
 
 
+@pytest.mark.nightly
 def test_a_full_disk_leaves_no_partial_profile(tmp_path: Path) -> None:
     folder = study(tmp_path)
     done = ringfence("plan", "calibrate", "--study", str(folder), folder=tmp_path, room=20)
@@ -171,6 +173,7 @@ def test_a_full_disk_leaves_no_partial_profile(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.nightly
 def test_a_validation_scores_free_communication_too() -> None:
     shown = validation_summary(validate(synthetic()))
     rows = [line.split("  ")[0] for line in shown.splitlines()[2:]]

@@ -158,6 +158,7 @@ def test_back_where_everything_was_measured_its_rounds_are_shown_again(study: Pa
     assert layers(results) == before
 
 
+@pytest.mark.nightly
 def test_new_code_stopped_on_the_way_leaves_what_was_shown(study: Path) -> None:
     results = study / "changed"
     (results / "raw").mkdir(parents=True)

@@ -102,6 +102,7 @@ def test_the_same_model_is_trained_by_every_variant(worker_pool: WorkerPool) -> 
     assert measured[DOUBLING]["sent"] >= gradients
 
 
+@pytest.mark.nightly
 def test_fsdp2_is_trained_over_every_process_group() -> None:
     with WorkerPool([Placement()] * 2, list(names.GROUPS)) as worker_pool:
         worker_pool.tell("prepare_training", model="gpt2-tiny", strategy="fsdp2", bucket_mb=0.0)

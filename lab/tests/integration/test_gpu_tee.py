@@ -87,6 +87,7 @@ def simulated_seconds() -> dict[tuple[str | None, str], float]:
     return found
 
 
+@pytest.mark.nightly
 def test_the_study_measures_resumes_and_reports_both_kinds_of_cells(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(GRID)
     arguments = ("study", "--grid", "grid.toml", "--results", "results")

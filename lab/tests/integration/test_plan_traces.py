@@ -16,6 +16,7 @@ from ringfence_lab.plan.hardware import dump
 from tests.cli.command import ringfence
 
 
+@pytest.mark.nightly
 def test_a_recorded_job_is_predicted_and_measured(tmp_path: Path) -> None:
     case, began = TraceCase("gpt2-tiny", 0.1, 2), time.monotonic()
     (found,) = check(machine(), [case], Effort(repeats=1, steps=3, rounds=3), tmp_path / "kept")

@@ -126,6 +126,7 @@ def test_collectives_and_steps_are_verified_apart_and_beside_free_communication(
     assert "if_communication_were_free" not in shown["collectives"]
 
 
+@pytest.mark.nightly
 def test_another_seed_deals_other_halves_and_the_same_seed_the_same() -> None:
     first, again, other = (validate(synthetic(), seed=seed) for seed in (1, 1, 3))
     assert first == again

@@ -31,6 +31,7 @@ def test_models_have_their_known_number_of_parameters() -> None:
     assert set(models.names()) > set(SIZES)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_list_is_that_of_meta_tensors() -> None:
     from scripts.model_lists import describe  # late: it imports transformers

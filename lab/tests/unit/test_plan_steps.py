@@ -249,6 +249,7 @@ def test_questions_are_values() -> None:
     assert question.workers == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_guide_shows_what_the_script_writes() -> None:
     from scripts.plan_tables import PAGE, filled

@@ -270,17 +270,17 @@ def run_train(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequence[Mapping[str, Any]]) -> int:
-    from ringfence_lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
-    from ringfence_lab.bench.lower_bound import recorded_costs, recorded_lower_bound
-    from ringfence_lab.bench.measure import measure
-    from ringfence_lab.bench.result_table import results_text
-    from ringfence_lab.bench.results import result
-
     if options.rate and not options.hosts:
         raise ConfigurationError("--rate limits the links between hosts: give their number with --hosts")
     if min(options.workers) < max(2, options.hosts):
         raise ConfigurationError("at least two workers, and one for each host, are needed")
     _prepare_workers()
+    from ringfence_lab.bench import machine  # these need torch
+    from ringfence_lab.bench.lower_bound import recorded_costs, recorded_lower_bound
+    from ringfence_lab.bench.measure import measure
+    from ringfence_lab.bench.result_table import results_text
+    from ringfence_lab.bench.results import result
+
     all_variants = dict.fromkeys((*names.baseline(cases[0]), *variants))  # without the baseline there is no ratio
     setup, facts = _setup(options, tuple(all_variants)), machine.facts()
     on_host = setup.device is None  # the lower bound knows no copies between host and device
