@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,7 @@ def run_workers(
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("RINGFENCE_", "TORCHELASTIC"))
     }
-    store = folder / "store"
-    store.mkdir()
+    store = tempfile.mkdtemp(prefix="store-", dir=folder)
     workers = []
     for rank, environment in enumerate(environments):
         command: list[Any] = [

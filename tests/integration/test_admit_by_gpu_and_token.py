@@ -6,7 +6,8 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from ringfence.admission.proofs import nvidia, reference_values
 from tests.integration.admitted_worker import ROOT, run_workers
 from tests.integration.token_service import signer_in
+from tests.limits import HANG
 from tests.unit import nvidia_mint
 from tests.unit.token_mint import ISSUER, key_set
 
-PATIENCE = 8.0  # a worker that waits for others, all of whom it refuses, waits so long
+PATIENCE = (
+    8.0,
+    45.0,
+)  # a worker that waits for others, all of whom it refuses, waits so long; longer if the machine was busy
 
 
 def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -41,6 +46,7 @@ def write_gpu_policy(folder: Path, top: nvidia_mint.Issuer) -> None:
 
 
 def run_gpu_workers(folder: Path, hows: Sequence[str], seconds: float = 30.0) -> list[dict[str, Any]]:
+    folder = Path(tempfile.mkdtemp(dir=folder))
     top = nvidia_mint.root()
     write_gpu_policy(folder, top)
     (folder / "root.pem").write_bytes(top.certificate.public_bytes(Encoding.PEM))
@@ -61,7 +67,16 @@ def run_gpu_workers(folder: Path, hows: Sequence[str], seconds: float = 30.0) ->
         )
         for rank, how in enumerate(hows)
     ]
-    return [json.loads(worker.communicate(timeout=60)[0]) for worker in workers]
+    return [json.loads(worker.communicate(timeout=HANG)[0]) for worker in workers]
+
+
+def assert_refused(reasons: list[str], run: Callable[[float], list[dict[str, str]]]) -> None:
+    """Run workers with a patience; each has the reason of its rank in its error."""
+    for patience in PATIENCE:
+        found = [each["error"] for each in run(patience)]
+        if all(reason in error for reason, error in zip(reasons, found, strict=True)):
+            return
+    raise AssertionError(found)
 
 
 def test_workers_admit_each_other_by_their_gpus(tmp_path: Path) -> None:
@@ -77,16 +92,14 @@ def test_workers_with_other_gpus_than_the_policys_are_refused(tmp_path: Path) ->
         "a GPU is kept back": "1 GPUs are presented, where the policy asks for another number",
         "recorded": "not made for this connection",
     }
-    first, *others = run_gpu_workers(tmp_path, ["good", *bad], PATIENCE)
-    assert "3 of 4 workers are missing" in first["error"]
-    for each, reason in zip(others, bad.values(), strict=True):
-        assert reason in each["error"]
+    reasons = ["3 of 4 workers are missing", *bad.values()]
+    assert_refused(reasons, lambda patience: run_gpu_workers(tmp_path, ["good", *bad], patience))
 
 
 def test_minted_gpus_are_refused_under_the_pinned_root(tmp_path: Path) -> None:
     """What a policy file leads to verifies by NVIDIA's root, whatever root the evidence was minted under."""
-    found = run_gpu_workers(tmp_path, ["pinned root", "good"], PATIENCE)
-    assert all("not valid under NVIDIA's root" in each["error"] for each in found), found
+    reasons = ["not valid under NVIDIA's root"] * 2
+    assert_refused(reasons, lambda patience: run_gpu_workers(tmp_path, ["pinned root", "good"], patience))
 
 
 # -- tokens ---------------------------------------------------------------------------------------------------------
@@ -130,15 +143,13 @@ def test_workers_whose_tokens_do_not_admit_are_refused(site: Path) -> None:
         "not made for this connection": environment(site, {"eat_nonce": "0" * 64}),
         "signature was not made with the key": environment(site, key="unauthenticated_peer.key"),
     }
-    first, *others = run_workers(site, [environment(site), *bad.values()], PATIENCE)
-    assert "4 of 5 workers are missing" in first["error"]
-    for each, reason in zip(others, bad, strict=True):
-        assert reason in each["error"]
+    reasons = ["4 of 5 workers are missing", *bad]
+    assert_refused(reasons, lambda patience: run_workers(site, [environment(site), *bad.values()], patience))
 
 
 def test_a_broken_token_command_ends_the_join_at_once(site: Path) -> None:
     """Not at the deadline, where it would look like a missing worker."""
     broken = {**environment(site), "RINGFENCE_TOKEN_COMMAND": str(site / "no-such-command")}
-    _, child = run_workers(site, [environment(site), broken], PATIENCE)
+    _, child = run_workers(site, [environment(site), broken], PATIENCE[0])
     assert child["error"].startswith("EvidenceError: the token command")
     assert "does not start: No such file or directory; set RINGFENCE_TOKEN_COMMAND" in child["error"]

@@ -75,7 +75,7 @@ def different_sizes() -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_different_collectives_raise_an_error_naming_both(pool: Pool, world: int) -> None:
     results = raised(
-        pool.run(different_collectives, world, seconds=FAR, timeout=HANG), {"MismatchError", "AbortedError"}
+        pool.run(different_collectives, world, seconds=FAR, timeout=HANG, renew=True), {"MismatchError", "AbortedError"}
     )
     assert any(result.type == "MismatchError" for result in results)
     for result in results:
@@ -85,7 +85,8 @@ def test_different_collectives_raise_an_error_naming_both(pool: Pool, world: int
 
 def test_a_sending_root_gets_the_mismatch_at_its_next_call(pool: Pool) -> None:
     for result in raised(
-        pool.run(broadcast_against_all_reduce, 3, seconds=FAR, timeout=HANG), {"MismatchError", "AbortedError"}
+        pool.run(broadcast_against_all_reduce, 3, seconds=FAR, timeout=HANG, renew=True),
+        {"MismatchError", "AbortedError"},
     ):
         assert (
             "broadcast #1 (10 x float32, root 0)" in result.message or "barrier #2" in result.message
@@ -94,7 +95,9 @@ def test_a_sending_root_gets_the_mismatch_at_its_next_call(pool: Pool) -> None:
 
 
 def test_different_sizes_raise_an_error_naming_both(pool: Pool) -> None:
-    for result in raised(pool.run(different_sizes, 2, seconds=FAR, timeout=HANG), {"MismatchError", "AbortedError"}):
+    for result in raised(
+        pool.run(different_sizes, 2, seconds=FAR, timeout=HANG, renew=True), {"MismatchError", "AbortedError"}
+    ):
         assert "all_reduce #1 (10 x float32, sum)" in result.message
         assert "all_reduce #1 (11 x float32, sum)" in result.message
 

@@ -16,7 +16,7 @@ from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
 from ringfence.cli.terminal import wrap
 from ringfence.errors import ConfigurationError
-from ringfence_lab.bench import names
+from ringfence_lab.bench import names, netns
 from ringfence_lab.bench.units import bytes_of
 from ringfence_lab.cli import bench_admission
 
@@ -274,6 +274,8 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
         raise ConfigurationError("--rate limits the links between hosts: give their number with --hosts")
     if min(options.workers) < max(2, options.hosts):
         raise ConfigurationError("at least two workers, and one for each host, are needed")
+    if options.rate:
+        netns.bits_per_second(options.rate)
     _prepare_workers()
     from ringfence_lab.bench import machine  # these need torch
     from ringfence_lab.bench.lower_bound import recorded_costs, recorded_lower_bound
