@@ -29,6 +29,7 @@ def hasattr(value, name, genuine=hasattr):
 """
 
 
+@pytest.mark.nightly
 def test_a_torch_that_forms_no_group_is_not_ready(tmp_path: Path) -> None:
     new_secret_file(tmp_path / "run.secret")
     python = installation_with_changed_torch(tmp_path / "environment", RAISES)

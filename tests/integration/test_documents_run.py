@@ -14,6 +14,7 @@ GUIDE = (ROOT / "docs" / "guides" / "admit-by-certificate.md").read_text()
 COMMANDS = MARKED.findall(GUIDE)[0]
 
 
+@pytest.mark.nightly
 def test_at_most_five_commands_lead_to_a_group_admitted_by_certificates(tmp_path: Path) -> None:
     assert len(COMMANDS.splitlines()) <= 5
     done = shell(COMMANDS, tmp_path)

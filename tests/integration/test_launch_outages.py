@@ -45,7 +45,7 @@ def started(hosts: Hosts, folder: Path, workers: int, steps: int) -> Iterator[li
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_run_goes_on_after_an_outage_and_both_sides_say_so(tmp_path: Path, workers: int, full: bool) -> None:
     """Until both sides have announced it; in the long form outages of 20, 80 and 200 s."""
     new_secret_file(tmp_path / "secret")

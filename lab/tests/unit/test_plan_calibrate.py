@@ -33,6 +33,7 @@ def test_a_known_machine_is_found_again() -> None:
             assert said == pytest.approx(true, rel=0.1), (variant, case)
 
 
+@pytest.mark.nightly
 def test_each_half_predicts_the_other() -> None:
     found = validate(synthetic(), seed=1)
     assert found.cells == len(list(cases()))
