@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from tests.forked.asking import Forked
+from tests.limits import FAR, HANG
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 4000
@@ -229,7 +230,7 @@ class Pool:
         world: int = 4,
         backend: str | None = "ringfence",
         args: Sequence[Any] = (),
-        timeout: float = 60,
+        timeout: float = HANG,
         **group: Any,
     ) -> list[Any]:
         """Run `function(*args)` on every rank of the group; return the result or the Failure of each.
@@ -260,10 +261,10 @@ class Pool:
         self,
         backend: str,
         world: int,
-        seconds: float = 60,
+        seconds: float = FAR,
         env: Environment | Sequence[Environment] = (),
         renew: bool = False,
-        timeout: float = 60,
+        timeout: float = HANG,
     ) -> list[Any]:
         """Make the first `world` workers join a default group like this one; with `renew`, even if they have one.
 
@@ -295,7 +296,7 @@ class Pool:
         """Return whether no worker has left the group by itself, as a test may have made it do."""
         for rank in range(world):
             self.workers[rank].send(("is_member",))
-        return all(each is True for each in Call(self, world).wait(60))
+        return all(each is True for each in Call(self, world).wait(HANG))
 
     def leave(self, timeout: float = 30) -> None:
         """Make every worker destroy its group; a worker that cannot is replaced."""
