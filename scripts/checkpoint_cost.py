@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 
 from ringfence import checkpoint
 from ringfence.cli.terminal import table
-from ringfence.private_files import new_secret_file
+from ringfence.config.private_files import new_secret_file
 
 TENSORS = 64
 VARIANTS = ("plain DCP", "sealed, 1 thread", "sealed, 2 threads")

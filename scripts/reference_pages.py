@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from ringfence import cli, errors
-from ringfence.policy import key_reference
-from ringfence.policy.key_reference import FORMS, Key
-from ringfence.settings_reference import SETTINGS
+from ringfence.admission.policy_file import key_reference
+from ringfence.admission.policy_file.key_reference import FORMS, Key
+from ringfence.config.settings_reference import SETTINGS
 from scripts import generated
 
 ROOT: Final = Path(__file__).parents[1]

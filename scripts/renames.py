@@ -14,8 +14,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ringfence import settings
-from ringfence.policy import toml_table
+from ringfence.admission.policy_file import toml_table
+from ringfence.config import settings
 
 ROOT = Path(__file__).parents[1]
 BEFORE = "8a7ec5b"

@@ -63,7 +63,7 @@ def train(target: str) -> None:
 
 def make_traces(directory: Path) -> list[dict[str, Any]]:
     """The traces of all workers."""
-    from ringfence.private_files import new_secret_file
+    from ringfence.config.private_files import new_secret_file
 
     secret = directory / "secret"
     new_secret_file(secret)

@@ -12,11 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, Table, choose
-from ringfence.control import Abort, Bye, ControlMessage
 from ringfence.dataplane.request import CollectiveRequest, Request
 from ringfence.keys import Secret
 from ringfence.link.frames import Call
 from ringfence.runtime.communicator import Communicator
+from ringfence.runtime.control import Abort, Bye, ControlMessage
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Network, Platform
 from ringfence.runtime.link_keys import LinkKeys

@@ -8,6 +8,7 @@ backend, ``ringfence.init()`` makes the group first; ``ringfence.assert_sealed()
 from importlib import import_module
 from typing import Any
 
+from ringfence.backend.groups import assert_sealed, init
 from ringfence.errors import (
     AbortedError,
     AdmissionError,
@@ -22,7 +23,6 @@ from ringfence.errors import (
     RingfenceError,
     UnsupportedError,
 )
-from ringfence.groups import assert_sealed, init
 from ringfence.release import RELEASE as __version__
 
 __all__ = [

@@ -30,9 +30,9 @@ from ringfence import keys
 from ringfence.admission.binding import Role
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import HANDSHAKE, Frames, Hello, Proof, encode
+from ringfence.config.settings import Settings
 from ringfence.errors import PeerLostError, ProtocolError, RingfenceError
-from ringfence.join import join
-from ringfence.settings import Settings
+from ringfence.session.join import join
 from ringfence.transport.tls import Credentials, Tls
 from tests.attack.hostile import KINDS, RUN, Kind
 from tests.attack.unauthenticated_peer import channel_of

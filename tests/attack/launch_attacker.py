@@ -24,10 +24,10 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Channel, Role
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import HANDSHAKE, Admit, Frames, Hello, Message, Proof, Refuse, encode
+from ringfence.config.settings import Settings
 from ringfence.errors import ProtocolError
 from ringfence.launch.agent_admission import AgentAdmission
 from ringfence.launch.messages import FROM_HOST, Answer, Call, Operation, Result
-from ringfence.settings import Settings
 from ringfence.transport.tls import Tls
 
 THREADS = 8  # concurrent peers, each with an address of its own

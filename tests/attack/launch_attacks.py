@@ -25,6 +25,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ringfence import keys
+from ringfence.config.settings import Settings
 from ringfence.launch.agent_admission import AgentAdmission
 from ringfence.launch.agent_client import AgentClient
 from ringfence.launch.agent_loop import AgentLoop
@@ -33,7 +34,6 @@ from ringfence.launch.host_link import HostLink
 from ringfence.launch.messages import Operation, Result, from_json
 from ringfence.launch.rounds import RoundLimits
 from ringfence.launch.store_state import StoreState
-from ringfence.settings import Settings
 from tests.attack.launch_attacker import RUN_ID, Task
 
 ALONE_SECONDS = 1.0

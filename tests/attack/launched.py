@@ -19,7 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 from OpenSSL import SSL
 
-from ringfence.private_files import new_secret_file
+from ringfence.config.private_files import new_secret_file
 from tests.attack.eavesdrop import Capture, within
 from tests.integration.netns import ADDRESSES, Hosts
 from tests.integration.test_readme import environment

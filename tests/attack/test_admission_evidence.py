@@ -16,10 +16,10 @@ from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Hello, Proof
 from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.policy import Evidence, Policy
-from ringfence.join import collect, handshakes
-from ringfence.join.parent import AddressBook
-from ringfence.join.peer import Peer
-from ringfence.settings import Settings
+from ringfence.config.settings import Settings
+from ringfence.session.join import collect, handshakes
+from ringfence.session.join.parent import AddressBook
+from ringfence.session.join.peer import Peer
 from ringfence.transport.tls import Credentials
 from tests.attack.test_admission_states import GARBAGE, disconnects, is_closed
 from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of, with_key

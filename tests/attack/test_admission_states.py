@@ -28,11 +28,11 @@ from ringfence.admission.messages import (
     tree_frame_limit,
 )
 from ringfence.admission.tree import Phase, Terms, Tree
-from ringfence.control import Abort, Closed, ControlMessage
+from ringfence.config.settings import Settings
 from ringfence.errors import AdmissionError
-from ringfence.join.parent import AddressBook
 from ringfence.runtime.aborts import ABORT_CODES
-from ringfence.settings import Settings
+from ringfence.runtime.control import Abort, Closed, ControlMessage
+from ringfence.session.join.parent import AddressBook
 from ringfence.transport.tls import Credentials
 from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of
 from tests.integration.join_cluster import SECRET, Clock, World

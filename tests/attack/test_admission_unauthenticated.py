@@ -18,9 +18,9 @@ from ringfence.admission.binding import Role
 from ringfence.admission.messages import Admit, Hello, Proof, Reason, Refuse, encode
 from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.join import Membership
-from ringfence.join.parent import AddressBook
-from ringfence.settings import Settings
+from ringfence.config.settings import Settings
+from ringfence.session.join import Membership
+from ringfence.session.join.parent import AddressBook
 from ringfence.transport.tls import Credentials, TlsStream, _self_signed
 from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of, with_key
 from tests.integration.join_cluster import SECRET, Clock, MemoryStore, World

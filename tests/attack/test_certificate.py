@@ -17,8 +17,8 @@ from ringfence.admission.policy import Policy, Prover, verify
 from ringfence.admission.proofs import bundle
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules
 from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.config.settings import Settings
 from ringfence.errors import AdmissionError
-from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of, tls_pair
 from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, now, spiffe

@@ -39,7 +39,7 @@ def test_a_module_in_the_current_folder_is_not_imported(folder: Path, unbuffered
 @pytest.mark.promise("No process that ringfence starts imports a module from the current folder.")
 def test_the_process_that_fetches_a_certificate_does_not_either(folder: Path) -> None:
     """Its key would be the attacker's."""
-    command = own_process.command("ringfence.workload_api", str(folder / "no.sock"), "1")
+    command = own_process.command("ringfence.evidence.workload_api", str(folder / "no.sock"), "1")
     subprocess.run(command, cwd=folder, capture_output=True, timeout=120)
     assert not (folder / "run-by-the-attacker").exists()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from ringfence.private_files import new_secret_file
+from ringfence.config.private_files import new_secret_file
 from tests import ports
 from tests.attack.launched import RINGFENCE, answer_to, says_nothing, store_query
 from tests.integration.test_readme import environment

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from ringfence.config.private_files import new_secret_file
 from ringfence.errors import ConfigurationError, PeerLostError
 from ringfence.launch import worker
 from ringfence.launch.agent_client import AgentClient
@@ -26,7 +27,6 @@ from ringfence.launch.host import OWN, Host
 from ringfence.launch.messages import Operation, Result, from_json
 from ringfence.launch.rounds import RoundLimits
 from ringfence.launch.store_state import StoreState
-from ringfence.private_files import new_secret_file
 from tests.attack.eavesdrop import Capture, namespace
 from tests.attack.launched import RINGFENCE
 from tests.integration.test_readme import environment

@@ -21,10 +21,10 @@ import torch.distributed as dist
 
 from ringfence import keys
 from ringfence.errors import RingfenceError
-from ringfence.join import listener
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, write_hello
 from ringfence.link.seal import Opener, Sealer
 from ringfence.link.unsealed import LocalOpener, LocalSealer
+from ringfence.session.join import listener
 from ringfence.transport import tcp
 from ringfence.transport.tcp import TcpNetwork
 from ringfence.transport.unix import LocalNetwork

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringfence.join.parent import AddressBook
-from ringfence.members import Members
-from ringfence.settings import Settings
+from ringfence.config.settings import Settings
+from ringfence.session.join.parent import AddressBook
+from ringfence.session.members import Members
 from tests.integration.join_cluster import SECRET, Clock, World
 from tests.limits import FAR
 from tests.unit.admission_samples import worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfence.admission.proofs import kinds
-from ringfence.settings import Settings
+from ringfence.config.settings import Settings
 from tests.integration.join_cluster import SECRET, MemoryStore, World
 
 ONE_RUN = {"run_id": "run-7", "generation": "3"}

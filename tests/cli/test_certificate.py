@@ -12,8 +12,8 @@ import pytest
 from cryptography import x509
 
 from ringfence.admission.proofs import certificate
+from ringfence.config.settings import Settings, load_credential, load_policy
 from ringfence.errors import AdmissionError
-from ringfence.settings import Settings, load_credential, load_policy
 from tests.cli.command import ringfence
 
 

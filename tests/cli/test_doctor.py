@@ -18,9 +18,9 @@ from ringfence import keys
 from ringfence.cli import doctor
 from ringfence.cli.checks import configuration, device, hardware, software
 from ringfence.cli.checks.check import Check, bad
+from ringfence.config.private_files import load_secret
+from ringfence.config.settings import Settings
 from ringfence.errors import ConfigurationError
-from ringfence.private_files import load_secret
-from ringfence.settings import Settings
 from tests import ports
 from tests.cli.command import ringfence, unprivileged
 from tests.unit import token_mint

@@ -11,7 +11,7 @@ import pytest
 
 from ringfence.cli.checks.check import Check
 from ringfence.cli.checks.group import group
-from ringfence.private_files import new_secret_file
+from ringfence.config.private_files import new_secret_file
 from tests.cli.command import installation_with_changed_torch, ringfence
 
 # torch 2.15 and a group without a default backend; a crash; torch before 2.13, which does not ask a group for new ones.

@@ -16,8 +16,8 @@ from cryptography.x509.oid import NameOID
 
 from ringfence.admission.proofs import kinds, snp_chain
 from ringfence.cli.templates import TABLES
+from ringfence.config.settings import load_policy
 from ringfence.errors import PolicyError
-from ringfence.settings import load_policy
 from tests.certificates import HOUR, Authority
 from tests.cli.command import ringfence, ringfence_here
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.private_files import load_secret
-from ringfence.settings import Settings
+from ringfence.config.private_files import load_secret
+from ringfence.config.settings import Settings
 from tests.cli.command import ringfence
 from tests.integration.join_cluster import Clock, Warnings, World
 from tests.limits import FAR

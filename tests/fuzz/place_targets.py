@@ -11,11 +11,11 @@ from OpenSSL import crypto
 from ringfence import keys
 from ringfence.admission.entry import HOST_BYTES, format_address
 from ringfence.collectives import Collective, Table, choose
+from ringfence.config.settings import parse_address
 from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError
-from ringfence.join.parent import AddressBook
 from ringfence.link import evidence_frame, frames
 from ringfence.link.seal import Opener, Sealer
-from ringfence.settings import parse_address
+from ringfence.session.join.parent import AddressBook
 from ringfence.transport.tls import Credentials, Tls, _self_signed
 from tests.certificates import ODD_FEATURE, Authority, spiffe
 from tests.fuzz.target import Target

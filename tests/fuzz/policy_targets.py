@@ -12,13 +12,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
+from ringfence.admission.policy_file.policy_file import explain
+from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import azure, crl, jose, kinds, nvidia, ocsp_status, reference_values, snp, tdx, token
 from ringfence.admission.proofs.freshness import Memory
 from ringfence.admission.proofs.snp_revocation import RevocationList, check, objection
 from ringfence.admission.proofs.tdx_collateral import KEYS, Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.policy_file import explain
-from ringfence.policy.toml_table import parse
 from tests import certificates
 from tests.certificates import Authority, spiffe
 from tests.fuzz.target import Target

@@ -7,9 +7,9 @@ from functools import cache
 
 from cryptography import x509
 
-from ringfence import workload_api
 from ringfence.admission.proofs import certificate, nvidia, nvidia_chain, snp, snp_report, spdm, tdx, tdx_quote, token
 from ringfence.errors import AdmissionError
+from ringfence.evidence import workload_api
 from tests.certificates import Authority, now, spiffe
 from tests.fuzz.target import Target
 from tests.unit import nvidia_mint, nvidia_records, snp_records, tdx_records, token_mint

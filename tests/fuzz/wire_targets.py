@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfence import control, keys
+from ringfence import keys
 from ringfence.admission import messages
 from ringfence.admission.binding import Role
 from ringfence.admission.entry import Listing
@@ -14,6 +14,7 @@ from ringfence.admission.tree import Terms, Tree
 from ringfence.errors import AdmissionError, AuthenticationError, ProtocolError
 from ringfence.link import frames, hello
 from ringfence.link.frames import Call, Type
+from ringfence.runtime import control
 from tests.fuzz.target import Target
 from tests.unit.admission_samples import SUITES, Worker, channels, converse, worker
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ringfence import keys
-from ringfence.control import Bye
+from ringfence.config.settings import Settings
 from ringfence.errors import RingfenceError
-from ringfence.join import Membership, join
-from ringfence.settings import Settings
+from ringfence.runtime.control import Bye
+from ringfence.session.join import Membership, join
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 30.0

@@ -19,11 +19,11 @@ from ringfence.admission.policy import Policy, Prover, Verifier
 from ringfence.admission.proofs import snp, tdx
 from ringfence.admission.proofs.snp_chain import line
 from ringfence.admission.proofs.snp_report import PRODUCTS
-from ringfence.control import Bye
+from ringfence.config.settings import Settings
 from ringfence.errors import RingfenceError
 from ringfence.evidence import guest, tsm
-from ringfence.join import join
-from ringfence.settings import Settings
+from ringfence.runtime.control import Bye
+from ringfence.session.join import join
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import FolderStore
 

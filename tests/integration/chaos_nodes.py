@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ringfence.private_files import new_secret_file
+from ringfence.config.private_files import new_secret_file
 from tests import ports
 from tests.integration.test_readme import environment
 

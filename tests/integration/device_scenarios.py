@@ -20,10 +20,10 @@ from torch.futures import Future
 from ringfence.backend import work as work_module
 from ringfence.backend.work import RingfenceWork
 from ringfence.dataplane.request import CollectiveRequest
-from ringfence.staging import collective, slots, transfer
-from ringfence.staging.call import StagedCall
-from ringfence.staging.collective import StagedCollective
-from ringfence.staging.device_thread import thread_of
+from ringfence.device import collective, slots, transfer
+from ringfence.device.call import StagedCall
+from ringfence.device.collective import StagedCollective
+from ringfence.device.device_thread import thread_of
 from ringfence_lab import accelerator
 from tests import device
 

@@ -22,10 +22,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
+from ringfence.config.settings import Settings
 from ringfence.errors import RingfenceError
 from ringfence.evidence import nvml
-from ringfence.join import join
-from ringfence.settings import Settings
+from ringfence.session.join import join
 from tests.integration.admitted_worker import FolderStore, goodbye
 from tests.unit import nvidia_mint as mint
 from tests.unit.nvml_driver import Driver

@@ -15,11 +15,11 @@ from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.join import Membership, dialler, join, loop, parent
-from ringfence.join.connections import Connections
-from ringfence.join.loop import JoinLoop
-from ringfence.join.peer import Peer
-from ringfence.settings import Settings
+from ringfence.config.settings import Settings
+from ringfence.session.join import Membership, dialler, join, loop, parent
+from ringfence.session.join.connections import Connections
+from ringfence.session.join.loop import JoinLoop
+from ringfence.session.join.peer import Peer
 from tests.limits import FAR, HANG
 
 SECRET = keys.Secret(bytes(range(100, 132)))

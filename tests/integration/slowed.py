@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringfence.device import slots
 from ringfence.keys import Secret
 from ringfence.link.seal import Sealer
-from ringfence.session import Session
-from ringfence.staging import slots
+from ringfence.session.session import Session
 
 TIMES = 12
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 KILLED = """
 import os, signal
-from ringfence.join.connections import Connections
+from ringfence.session.join.connections import Connections
 from ringfence.launch.agent_loop import AgentLoop
 from ringfence.launch.host import Host
 from ringfence.launch.rounds import RoundLimits

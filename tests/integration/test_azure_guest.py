@@ -21,18 +21,18 @@ import pytest
 from ringfence import cli
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence, Policy, Prover, Verifier
+from ringfence.admission.policy_file.policy_file import PolicyFile, Rule
 from ringfence.admission.proofs import azure, hcl_report, kinds, tpm_quote
 from ringfence.cli.evidence import collect
 from ringfence.cli.evidence_views import look
+from ringfence.config.settings import Settings
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import evidence_file, tpm
 from ringfence.evidence.azure_guest import ATTESTATION_KEY, AzureGuest
 from ringfence.evidence.evidence_file import StoredEvidence
 from ringfence.evidence.metadata import ANSWER_BYTES, Metadata
 from ringfence.evidence.tsm import KernelFiles
-from ringfence.join.provers import Machine, prover_of
-from ringfence.policy.policy_file import PolicyFile, Rule
-from ringfence.settings import Settings
+from ringfence.session.join.provers import Machine, prover_of
 from tests.integration.join_cluster import Clock, Warnings, World
 from tests.limits import FAR
 from tests.unit import azure_mint, snp_mint, tdx_mint

@@ -17,12 +17,12 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 import ringfence
 from ringfence.admission.roster import Worker
+from ringfence.config.settings import Settings
 from ringfence.errors import ConfigurationError
 from ringfence.link.hello import CONFIRM_BYTES
-from ringfence.metrics import openmetrics
 from ringfence.runtime.counters import Counters, PeerCounters
 from ringfence.runtime.staging_times import CALL_STAGES, PASS_STAGES
-from ringfence.settings import Settings
+from ringfence.session.metrics import openmetrics
 from tests import device
 from tests.limits import FAR, HANG
 from tests.pool import IN_SHARED_MEMORY, Failure, Pool
@@ -158,7 +158,7 @@ def test_staging_is_timed_if_enabled(pool: Pool) -> None:
 
 
 def write_often() -> None:
-    from ringfence import metrics
+    from ringfence.session import metrics
 
     metrics.EVERY_SECONDS = 0.05  # type: ignore[misc]
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ringfence.device.device_thread import thread_of
 from ringfence.errors import RingfenceError, UnsupportedError
-from ringfence.staging.device_thread import thread_of
 from ringfence_lab import accelerator
 from tests import device
 from tests.device import FAR

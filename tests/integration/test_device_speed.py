@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence.staging.call import StagedCall
-from ringfence.staging.collective import slice_bytes
-from ringfence.staging.device_thread import thread_of
-from ringfence.staging.slots import SLOTS
+from ringfence.device.call import StagedCall
+from ringfence.device.collective import slice_bytes
+from ringfence.device.device_thread import thread_of
+from ringfence.device.slots import SLOTS
 from ringfence_lab import accelerator
 from ringfence_lab.accelerator import HeldKernel
 from tests import device

@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.tree import Tree
+from ringfence.config.settings import Settings
 from ringfence.errors import RingfenceError
-from ringfence.join import Membership, listen
-from ringfence.settings import Settings
+from ringfence.session.join import Membership, listen
 from tests.integration.join_cluster import World
 from tests.integration.test_join_policy import Site, environments
 from tests.key_audit import CONTROL, keys_held

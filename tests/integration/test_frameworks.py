@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.private_files import new_secret_file
+from ringfence.config.private_files import new_secret_file
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 ALL = sorted(file.stem.removeprefix("train_") for file in FOLDER.glob("train_*.py"))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ringfence import guard
+from ringfence.config.private_files import new_secret_file
+from ringfence.config.settings import KNOWN
 from ringfence.errors import ConfigurationError
-from ringfence.private_files import new_secret_file
-from ringfence.settings import KNOWN
 
 # Every way to create an unprotected group, each in turn, in one process with a world size of one.
 PROGRAM = """

@@ -22,14 +22,14 @@ from ringfence.admission.entry import Entry
 from ringfence.admission.messages import Hello
 from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.control import Abort, Bye, Closed
+from ringfence.config.settings import Settings
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.join import Membership, diagnostics, join, listen, loop
-from ringfence.join.diagnostics import Deadline
-from ringfence.join.loop import JoinLoop
-from ringfence.join.parent import AddressBook
-from ringfence.join.provers import policy_of
-from ringfence.settings import Settings
+from ringfence.runtime.control import Abort, Bye, Closed
+from ringfence.session.join import Membership, diagnostics, join, listen, loop
+from ringfence.session.join.diagnostics import Deadline
+from ringfence.session.join.loop import JoinLoop
+from ringfence.session.join.parent import AddressBook
+from ringfence.session.join.provers import policy_of
 from ringfence.transport.tls import Credentials
 from tests.integration.join_cluster import (
     OTHER_SECRET,

@@ -14,7 +14,7 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import bundle, certificate, nvidia, tdx
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
-from ringfence.settings import Settings
+from ringfence.config.settings import Settings
 from tests.certificates import HOUR, Authority, spiffe
 from tests.integration.join_cluster import Clock, Warnings, World
 from tests.limits import FAR

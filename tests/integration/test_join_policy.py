@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.certificate import CertificateProver
 from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.config.private_files import check_unshared, new_secret_file
+from ringfence.config.settings import Settings, load_credential, load_policy
 from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.evidence.nvml import Library
 from ringfence.evidence.tsm import KernelFiles
-from ringfence.join.provers import MAKERS, Machine, policy_of
-from ringfence.private_files import check_unshared, new_secret_file
-from ringfence.settings import Settings, load_credential, load_policy
+from ringfence.session.join.provers import MAKERS, Machine, policy_of
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import run_workers

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import session
 from ringfence.admission.entry import format_address
+from ringfence.config.private_files import load_secret, new_secret_file
+from ringfence.config.settings import RENAMED, Settings, inherited, parse_address
 from ringfence.errors import ConfigurationError
-from ringfence.join.provers import policy_of
-from ringfence.private_files import load_secret, new_secret_file
-from ringfence.settings import RENAMED, Settings, inherited, parse_address
+from ringfence.session import session
+from ringfence.session.join.provers import policy_of
 
 RANDOM = "8f1d6c0be25a47937de0fb1c6a9842d35be7103cf4a86e92d11f7ac508b36e4d"
 

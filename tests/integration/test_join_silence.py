@@ -20,10 +20,10 @@ import pynvml
 import pytest
 from torch.distributed import TCPStore
 
+from ringfence.config.settings import Settings
 from ringfence.errors import AdmissionError
-from ringfence.join import diagnostics, join
-from ringfence.join.parent import AddressBook
-from ringfence.settings import Settings
+from ringfence.session.join import diagnostics, join
+from ringfence.session.join.parent import AddressBook
 from tests.integration.join_cluster import SECRET, Admissions, Clock, MemoryStore, World
 from tests.integration.test_admit_by_gpu_and_token import write_gpu_policy
 from tests.limits import FAR, HANG
@@ -44,8 +44,8 @@ CLIENT = """
 import sys
 from datetime import timedelta
 from torch.distributed import TCPStore
-from ringfence.join import join
-from ringfence.settings import Settings
+from ringfence.session.join import join
+from ringfence.config.settings import Settings
 from tests.integration.join_cluster import SECRET
 store = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, timeout=timedelta(seconds=600), wait_for_workers=False)
 print("ready", flush=True)

@@ -24,12 +24,12 @@ from torch.distributed.elastic.rendezvous import (
 
 from ringfence.admission.messages import Hello
 from ringfence.cli import main
+from ringfence.config.private_files import new_secret_file
 from ringfence.errors import ConfigurationError
 from ringfence.keys import CALL_BYTES
 from ringfence.launch import agent_admission
 from ringfence.launch.handler import SealedRendezvous, create
 from ringfence.launch.messages import Call, Operation
-from ringfence.private_files import new_secret_file
 from tests import ports
 from tests.cli.command import ringfence
 from tests.integration.join_cluster import Warnings

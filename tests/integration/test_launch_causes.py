@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.private_files import new_secret_file
+from ringfence.config.private_files import new_secret_file
 from tests import ports
 from tests.integration.launched_node import Node
 from tests.integration.test_readme import environment

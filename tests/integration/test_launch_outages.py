@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.private_files import new_secret_file
+from ringfence.config.private_files import new_secret_file
 from tests.integration.launched_node import Node
 from tests.integration.netns import ADDRESSES, Hosts
 from tests.integration.test_readme import environment

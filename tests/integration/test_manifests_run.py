@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from ringfence.private_files import new_secret_file
+from ringfence.config.private_files import new_secret_file
 from tests import ports
 from tests.certificates import Authority, private_pem
 from tests.integration.test_readme import environment

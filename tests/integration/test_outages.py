@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.errors import RingfenceError
 from ringfence.link.frames import Type
-from ringfence.runtime.connection import Inbox
+from ringfence.runtime.links import Inbox
 from ringfence.transport.outage import TcpState
 from tests.integration.netns import ADDRESSES, PLACES, Hosts
 from tests.integration.process_signal import ProcessSignal

@@ -24,7 +24,7 @@ from ringfence.admission.proofs import bundle, snp
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.backend import inside
 from ringfence.errors import AdmissionError
-from ringfence.join import Membership
+from ringfence.session.join import Membership
 from tests.integration.join_cluster import SECRET, World
 from tests.integration.test_admit_by_gpu_and_token import POLICY, pem
 from tests.integration.token_service import signer_in

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ringfence as ringfence_package
+from ringfence.config.private_files import new_secret_file
 from ringfence.errors import ConfigurationError
-from ringfence.private_files import new_secret_file
 from tests.cli.command import ringfence
 from tests.integration.chaos import kill, tails
 from tests.integration.chaos_nodes import Nodes, Shape, is_spare

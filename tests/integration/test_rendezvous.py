@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.private_files import new_secret_file
-from ringfence.rendezvous import backend_of
+from ringfence.config.private_files import new_secret_file
+from ringfence.session.rendezvous_warning import backend_of
 from tests import ports
 from tests.integration.test_readme import completed, environment
 

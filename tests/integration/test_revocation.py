@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import certificate, nvidia, reference_values
 from ringfence.admission.proofs.nvidia import NvidiaProver, NvidiaVerifier
+from ringfence.config.settings import Settings, load_policy
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.join.credentials import JoinCredentials
 from ringfence.launch import current_policy
 from ringfence.launch.current_policy import CurrentPolicy
-from ringfence.settings import Settings, load_policy
+from ringfence.session.join.credentials import JoinCredentials
 from tests import ports
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.integration.admitted_worker import run_workers

@@ -17,8 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence import session
 from ringfence.errors import RingfenceError
+from ringfence.session import session
 from tests.integration.test_faults_fork import in_a_child, sockets
 from tests.integration.test_join_policy import Site, environments
 from tests.key_audit import keys_held

@@ -10,13 +10,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ringfence import cli, workload_api
+from ringfence import cli
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence
 from ringfence.admission.proofs import certificate
+from ringfence.config.settings import Settings
 from ringfence.errors import ConfigurationError
-from ringfence.join.provers import Machine, policy_of
-from ringfence.settings import Settings
+from ringfence.evidence import workload_api
+from ringfence.session.join.provers import Machine, policy_of
 from tests.certificates import Authority, now, spiffe
 from tests.unit.admission_samples import worker
 from tests.workload_api_server import ID, Response, WorkloadApi, response_of

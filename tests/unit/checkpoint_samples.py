@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ringfence.checkpoint.index import Chunk, Index, Item, Place, Shard, TensorItem, ValueItem, name_of
 from ringfence.checkpoint.storage import Input, Output
+from ringfence.config.private_files import new_secret_file
 from ringfence.errors import CheckpointError
-from ringfence.private_files import new_secret_file
 
 
 def key_file(folder: Path, name: str = "key") -> str:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ringfence.admission import encoding
 from ringfence.admission.entry import Entry
 from ringfence.admission.messages import HANDSHAKE, HEADER_BYTES, TREE, Frames, Message, decode, encode
-from ringfence.control import Abort, Bye
 from ringfence.errors import ProtocolError
 from ringfence.runtime.aborts import ABORT_CODES
+from ringfence.runtime.control import Abort, Bye
 from tests.unit.admission_samples import entries, messages, ranks, texts, worker
 
 CONTROL: dict[int, type[Message]] = {Abort.TYPE: Abort, Bye.TYPE: Bye}

@@ -34,8 +34,8 @@ from ringfence.admission.messages import (
 )
 from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.roster import roster_digest
-from ringfence.control import Abort, Bye
-from ringfence.members import Members
+from ringfence.runtime.control import Abort, Bye
+from ringfence.session.members import Members
 from tests.unit.admission_samples import SECRET, Worker, fixed_bytes, worker
 
 FILE = Path(__file__).parents[1] / "vectors" / "admission.json"

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfence.admission.policy_file.policy_file import PolicyFile, Rule
+from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import azure, hcl_report, kinds, snp, tdx, tdx_quote, tpm_quote
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.policy_file import PolicyFile, Rule
-from ringfence.policy.toml_table import parse
 from tests.unit import azure_mint, snp_mint, tdx_mint, tdx_records
 from tests.unit.azure_mint import NONCE, PCRS, Machine, attest, machine
 from tests.unit.azure_records import RECORDS, WITHOUT_QUOTE, Record

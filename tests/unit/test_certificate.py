@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from ringfence import keys
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Listing
 from ringfence.admission.policy import Policy, verify
+from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import certificate, identity
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules, Statement
 from ringfence.errors import AdmissionError, PolicyError, ProtocolError
-from ringfence.policy.toml_table import parse
 from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, key_usage, now, private_pem, spiffe
 from tests.unit.admission_samples import worker
 

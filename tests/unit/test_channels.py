@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.collectives import Buffer, Collective, Table, choose
+from ringfence.config.settings import Settings
 from ringfence.dataplane.request import PASS_BYTES, CollectiveRequest, Request
 from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError, RingfenceError
 from ringfence.keys import (
@@ -29,12 +30,11 @@ from ringfence.link.hello import Hello, Lane, LinkSecrets
 from ringfence.link.segments import segment_count
 from ringfence.machines import Machines
 from ringfence.runtime.channels import ChannelEngine
-from ringfence.runtime.connection import Arrival
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Network
 from ringfence.runtime.link_keys import LinkKeys
-from ringfence.session import Session, _check_channels, _proposed
-from ringfence.settings import Settings
+from ringfence.runtime.links import Arrival
+from ringfence.session.session import Session, _check_channels, _proposed
 from ringfence.transport.in_memory import Pipe
 from tests.memory_cluster import World, all_reduce, broadcast
 

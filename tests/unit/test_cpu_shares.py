@@ -13,9 +13,9 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError
-from ringfence.join import verification
-from ringfence.join.cpu_shares import CpuShares
-from ringfence.join.verification import Verification
+from ringfence.session.join import verification
+from ringfence.session.join.cpu_shares import CpuShares
+from ringfence.session.join.verification import Verification
 from tests.unit.admission_samples import SECRET, worker
 
 

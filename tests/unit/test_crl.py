@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfence.admission.policy_file.policy_file import PolicyFile
+from ringfence.admission.policy_file.toml_table import FOLDER_FILES
 from ringfence.admission.proofs import certificate, certificate_path, crl, kinds
 from ringfence.admission.proofs.certificate import Credential, Rules
 from ringfence.admission.proofs.freshness import REMEMBERED, Memory, Validity
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.policy_file import PolicyFile
-from ringfence.policy.toml_table import FOLDER_FILES
 from tests import certificates
 from tests.certificates import HOUR, NOW, Authority, spiffe
 

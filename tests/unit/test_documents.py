@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.settings import KNOWN, RENAMED
+from ringfence.config.settings import KNOWN, RENAMED
 
 ROOT = Path(__file__).parents[2]
 SINGLE = (".pre-commit-config.yaml", "conftest.py", "mkdocs.yml", "pyproject.toml", "setup.py")

@@ -18,83 +18,34 @@ PACKAGE = Path(__file__).parents[2] / "src" / "ringfence"
 
 GROUND = {"errors", "keys", "release"}
 ALLOWED: dict[str, set[str]] = {
-    "__init__": {"errors", "groups", "release"},
-    "release": set(),
     "errors": set(),
-    "keys": {"errors"},
+    "log": set(),
     "machines": set(),
     "own_process": set(),
-    "torch_versions": set(),
-    "log": set(),
-    "members": GROUND,
+    "release": set(),
+    "keys": {"errors"},
+    "guard": {"errors"},
     "link": GROUND,
     "collectives": GROUND | {"machines"},
-    "policy": GROUND,
-    "admission": GROUND | {"policy"},
-    "evidence": GROUND | {"admission", "own_process"},
-    "interfaces": {"errors"},
-    "private_files": GROUND,
-    "workload_api": {"admission", "errors", "own_process"},
-    "settings": GROUND | {"admission", "interfaces", "policy", "private_files", "workload_api"},
-    "settings_reference": set(),
     "transport": GROUND | {"machines"},
-    "control": GROUND | {"admission", "transport"},
-    "join": GROUND | {"admission", "control", "evidence", "machines", "policy", "settings", "transport"},
+    "admission": GROUND,
     "dataplane": GROUND | {"collectives", "link"},
-    "runtime": GROUND | {"collectives", "control", "dataplane", "link", "machines", "transport"},
-    "staging": GROUND | {"collectives", "dataplane", "link", "runtime"},
-    "rendezvous": set(),
-    "metrics": {"admission", "dataplane", "errors", "runtime", "settings"},
+    "evidence": GROUND | {"admission", "own_process"},
+    "config": GROUND | {"admission", "evidence"},
+    "runtime": GROUND | {"admission", "collectives", "dataplane", "link", "machines", "transport"},
+    "device": GROUND | {"collectives", "dataplane", "link", "runtime"},
     "session": GROUND
-    | {
-        "admission",
-        "collectives",
-        "dataplane",
-        "join",
-        "log",
-        "machines",
-        "members",
-        "metrics",
-        "rendezvous",
-        "runtime",
-        "settings",
-        "transport",
-    },
-    "backend": {
-        "collectives",
-        "dataplane",
-        "errors",
-        "guard",
-        "link",
-        "machines",
-        "members",
-        "runtime",
-        "session",
-        "staging",
-        "torch_versions",
-    },
-    "guard": {"errors"},
-    "launch": GROUND
-    | {
-        "admission",
-        "guard",
-        "interfaces",
-        "join",
-        "log",
-        "own_process",
-        "settings",
-        "transport",
-    },  # torchrun's process, and workers
-    "autoload": {"backend", "errors", "guard", "launch", "log"},
-    "groups": {"autoload", "backend", "errors"},
-    "checkpoint": GROUND | {"admission", "dataplane", "groups", "private_files"},
+    | {"admission", "collectives", "config", "dataplane", "evidence", "log", "machines", "runtime", "transport"},
+    "launch": GROUND | {"admission", "config", "guard", "log", "own_process", "session", "transport"},
+    "backend": GROUND
+    | {"collectives", "dataplane", "device", "guard", "launch", "link", "log", "machines", "runtime", "session"},
+    "__init__": GROUND | {"backend"},
+    "checkpoint": GROUND | {"admission", "backend", "config", "dataplane"},
     "cli": GROUND
-    | {"__init__", "admission", "checkpoint", "dataplane", "evidence", "guard", "join", "policy"}
-    | {"own_process", "private_files"}
-    | {"runtime", "settings", "torch_versions", "transport"}
-    | {"staging"},  # the self-test keeps the streams busy that copy
+    | {"__init__", "admission", "backend", "checkpoint", "config", "dataplane", "device", "evidence", "guard"}
+    | {"own_process", "runtime", "session", "transport"},
 }
-PURE = ("errors", "keys", "machines", "torch_versions", "link", "collectives", "policy", "admission")
+PURE = ("errors", "keys", "machines", "backend.torch_versions", "link", "collectives", "admission")
 OUTSIDE = {
     "asyncio", "fcntl", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "resource",
     "secrets", "select", "selectors", "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile",
@@ -171,7 +122,7 @@ def test_violations_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Every check of single files finds what it is for."""
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
     (tmp_path / "keys.py").write_text(
-        "import time\nfrom . import errors\nfrom ringfence.session import Session\nimport ringfence_lab.bench\n"
+        "import time\nfrom . import errors\nfrom ringfence.session.session import Session\nimport ringfence_lab.bench\n"
         "value = cast(Session, 1)\nclass Large:\n    def __init__(self, a, b, c, d, e, f, g, h, i): ...\n"
     )
     (tmp_path / "session.py").write_text("class Session: ...\n")

@@ -18,8 +18,8 @@ from jsonschema import Draft202012Validator
 from torch.distributed.run import get_args_parser
 
 from ringfence.admission.proofs.certificate import Rules, verify_chain
+from ringfence.config.settings import KNOWN, load_policy
 from ringfence.errors import AdmissionError
-from ringfence.settings import KNOWN, load_policy
 from tests.certificates import Authority, now, spiffe, x509
 from tests.manifests import FILES, ROOT, Node, documents, job_of, name_of, named, of_kind, pod_of, policy_of
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.admission.entry import RUN_ID_BYTES
-from ringfence.members import Members
+from ringfence.session.members import Members
 
 RUN_IDS = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=RUN_ID_BYTES)
 RANKS = st.sets(st.integers(0, (1 << 20) - 1), min_size=1, max_size=8).map(lambda ranks: tuple(sorted(ranks)))

@@ -13,7 +13,7 @@ from scripts import mutants
 from scripts.mutants import ROOT, Mutant, Untested, parsed
 
 TABLE = mutants.read()
-LAYERS = ("admission", "checkpoint", "cli", "collectives", "dataplane", "launch", "link", "runtime", "staging")
+LAYERS = ("admission", "checkpoint", "cli", "collectives", "dataplane", "launch", "link", "runtime", "device")
 
 
 @cache

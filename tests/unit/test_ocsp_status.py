@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from ringfence.admission.binding import Binding
 from ringfence.admission.peer_verification import PeerVerifier
 from ringfence.admission.policy import Policy
+from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.proofs import freshness, kinds, nvidia, ocsp_status, reference_values
 from ringfence.admission.proofs.nvidia import Rules
 from ringfence.admission.proofs.ocsp_status import Revocation
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.policy_file import PolicyFile
 from tests.unit import nvidia_mint, ocsp_mint
 from tests.unit import peer_verification_samples as samples
 from tests.unit.nvidia_mint import Device

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.config.private_files import load_secret
+from ringfence.config.settings import load_credential, load_policy
 from ringfence.errors import ConfigurationError
-from ringfence.private_files import load_secret
-from ringfence.settings import load_credential, load_policy
 
 
 @pytest.mark.promise("A pipe in the place of a secret, a key or a policy is refused.")

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
+from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.policy_file import PolicyFile
 from tests.certificates import Authority, now
 from tests.unit.admission_samples import SECRET, worker
 from tests.unit.policy_readers import readers

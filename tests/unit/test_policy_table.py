@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfence.admission.policy_file.toml_table import FILE_BYTES, POLICY_BYTES, RENAMED, Table, parse
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.toml_table import FILE_BYTES, POLICY_BYTES, RENAMED, Table, parse
 
 FILES = {"ca.pem": b"certificates", "two.pem": b"more", "huge": bytes(FILE_BYTES + 1)}
 

@@ -23,13 +23,14 @@ from dataclasses import fields
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ringfence.backend import create, sessions
+from ringfence.backend import sessions
+from ringfence.backend.process_group import create
+from ringfence.config.settings import Settings
 from ringfence.keys import Secret
 from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.link_keys import LinkKeys
-from ringfence.session import Session
-from ringfence.settings import Settings
+from ringfence.session.session import Session
 from ringfence_lab.bench.unsealed import UnsealedKeys, UnsealedSession
 from tests.unit.test_imports import FILES, PACKAGE, tree_of, violations
 
@@ -37,17 +38,17 @@ MAKERS = {"sealer", "opener", "origin_keys"}
 SEALERS = {"Sealer", "Opener", "OriginKeys"}
 SEALED = SEALERS | {"Engine", "LinkKeys", "Session"}
 LOCAL = {"LocalSealer", "LocalOpener"}  # copy, for links inside one machine
-LINKS = "runtime/connection.py"  # makes them
+LINKS = "runtime/links.py"  # makes them
 # Where a link, or a communicator, is said to be inside one machine.
 DECIDES = {LINKS, "transport/tcp.py", "runtime/communicator.py"}
 CHANNELS = {"runtime/channels.py": {"Engine"}}  # further threads of the same engine, with the keys of the session
 HOOKS = {"engine_type", "keys_type"}  # of a session; the benchmark replaces them
-KEYS, SESSION = "runtime/link_keys.py", "session.py"
+KEYS, SESSION = "runtime/link_keys.py", "session/session.py"
 PLAINTEXT = {"gloo", "nccl", "mpi", "ucc"}  # backends of torch that do not seal
 # Files of the product that name a plaintext backend or choose a backend at run time, and why they may.
 EXCEPTIONS = {
     "backend/inside.py": "makes groups inside one machine, on the loopback interface, if a policy permits them",
-    "policy/policy_file.py": "names the backends that a policy may permit there",
+    "admission/policy_file/policy_file.py": "names the backends that a policy may permit there",
     "cli/demo/__init__.py": "shows what a network sees of plaintext Gloo",
     "cli/demo/worker.py": "is the worker of that demonstration",
     "cli/one_worker.py": "checks that ringfence makes a group for which a program asks Gloo",

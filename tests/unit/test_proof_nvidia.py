@@ -15,10 +15,10 @@ from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Evidence, Policy, verify
+from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import kinds, nvidia, nvidia_chain, reference_values, spdm
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.toml_table import parse
 from tests.certificates import ODD_FEATURE
 from tests.unit import nvidia_mint as mint
 from tests.unit.admission_samples import worker

@@ -11,10 +11,10 @@ import pytest
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Evidence, Policy, verify
+from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import jose, token, token_claims
 from ringfence.admission.proofs.token import Rules, TokenProver, TokenVerifier
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.toml_table import parse
 from tests.unit import token_mint as mint
 from tests.unit.admission_samples import worker
 from tests.unit.token_mint import ES256, ES384, ISSUER, NONCE, NOW, RS256, claims, rules

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from ringfence import cli
+from ringfence.admission.policy_file import key_reference, policy_file
+from ringfence.admission.policy_file.key_reference import FORMS, REQUIRED, Key
 from ringfence.admission.proofs import kinds, tdx
-from ringfence.policy import key_reference, policy_file
-from ringfence.policy.key_reference import FORMS, REQUIRED, Key
-from ringfence.settings import KNOWN
-from ringfence.settings_reference import SETTINGS
+from ringfence.config.settings import KNOWN
+from ringfence.config.settings_reference import SETTINGS
 from scripts import reference_pages
 from tests.unit.policy_readers import readers
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from ringfence.control import Abort
 from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
 from ringfence.link.hello import Hello, LinkSecrets
+from ringfence.runtime.control import Abort
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.progress import ProgressLoop, _Waker
 from ringfence.transport.tcp import TcpNetwork

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ringfence.collectives import Collective
-from ringfence.control import Closed, ControlMessage
 from ringfence.dataplane.request import CollectiveRequest, Request
 from ringfence.errors import (
     AbortedError,
@@ -19,6 +18,7 @@ from ringfence.errors import (
 )
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
+from ringfence.runtime.control import Closed, ControlMessage
 from ringfence.transport.in_memory import Pipe
 from tests.memory_cluster import World, all_reduce, broadcast
 from tests.unit.runtime_calls import TABLES, Bound, bind, submit_everywhere

@@ -25,7 +25,7 @@ from ringfence.errors import MismatchError, ProtocolError
 from ringfence.keys import SEGMENT_BYTES, SHARED_FROM_BYTES
 from ringfence.link.frames import HEADER_BYTES
 from ringfence.runtime import pending
-from ringfence.runtime.connection import Inbox
+from ringfence.runtime.links import Inbox
 from ringfence.runtime.point_to_point import PointToPointLink, Transfer
 from tests.local_cluster import LocalWorld
 from tests.unit.runtime_calls import KINDS, Bound, recv, send, submit_everywhere

@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import snp
 from ringfence.admission.proofs.snp_chain import pinned
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SIGNED_BYTES, Report, Tcb
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.toml_table import parse
 from tests.unit.flips import flips
 from tests.unit.snp_mint import MEASUREMENT, VERSIONS, Foundry, foundry
 from tests.unit.snp_records import AWS, DEBUGGED, RECORDS, Record, content, moment, rules_for

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import snp
 from ringfence.admission.proofs.snp_report import PRODUCTS, Report
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.evidence import measure
-from ringfence.policy.toml_table import parse
 from tests.unit.snp_mint import (
     ALIAS_CHECK,
     COMMITTED,

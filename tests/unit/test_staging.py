@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ringfence.collectives.selection import ScheduleId
 from ringfence.dataplane.request import PASS_BYTES, STAGED, describe_call
+from ringfence.device.collective import _lay_out, slice_bytes
+from ringfence.device.slots import SLOT_BYTES, SLOTS, SlotRing
+from ringfence.device.tensors import DeviceTensor, Slice
 from ringfence.link.frames import Call
-from ringfence.staging.collective import _lay_out, slice_bytes
-from ringfence.staging.slots import SLOT_BYTES, SLOTS, SlotRing
-from ringfence.staging.tensors import DeviceTensor, Slice
 
 DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.complex128)
 

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import tdx, tdx_quote
 from ringfence.admission.proofs.tdx_collateral import Collateral
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.toml_table import parse
 from tests.unit.flips import flips
 from tests.unit.snp_records import moment
 from tests.unit.tdx_mint import foundry

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.proofs import kinds, tdx, tdx_quote
 from ringfence.admission.proofs.tdx_collateral import Collateral
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.policy_file import PolicyFile
 from tests.unit.tdx_mint import foundry
 from tests.unit.tdx_records import OUTDATED, RECORDS
 

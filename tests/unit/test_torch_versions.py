@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ringfence import torch_versions
+from ringfence.backend import torch_versions
 from scripts import torch_versions as script
 
 

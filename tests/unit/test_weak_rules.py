@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ringfence.admission.policy_file.policy_file import PolicyFile, Rule, Rules
 from ringfence.admission.proofs import azure, nvidia, secret, snp, tdx
 from ringfence.admission.proofs.snp_report import Tcb
 from ringfence.cli.weak_rules import weaknesses
-from ringfence.policy.policy_file import PolicyFile, Rule, Rules
 
 VALUE = (bytes(48),)
 PINNED = tdx.Rules(mrtd=VALUE, rtmrs=(VALUE, VALUE, VALUE, ()), collateral=())

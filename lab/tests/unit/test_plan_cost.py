@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.tests.unit.schedule_simulation import Simulation
 from ringfence.collectives import Collective, ScheduleId, build
-from ringfence.staging.collective import slice_bytes as staging_slice_bytes
+from ringfence.device.collective import slice_bytes as staging_slice_bytes
 from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.cost import collective_cost, slice_bytes, staged, without_device
 from ringfence_lab.plan.hardware import Hardware

@@ -1,86 +1,17 @@
-"""The process group that torch.distributed sees.
+"""What torch sees of ringfence: its registration, process groups and `Work`.
 
-Each method binds the tensors of a collective to its schedule and submits it to the runtime. Every group of the process,
-also one that asks for "gloo", uses sealed links of a session.
+autoload.py         the entry point that torch calls at the end of `import torch`
+torch_versions.py   the releases of torch that ringfence is tested with
+groups.py           `ringfence.init` and `ringfence.assert_sealed`
+process_group.py    the process group, and how torch makes one
+sessions.py         which session a group belongs to
+base.py             properties that torch queries; `_submit`, the way of every call
+collective.py, transfers.py, sparse.py   the calls, under torch's names
+overloads.py        the forms in which torch calls them
+binding.py          tensors bound to the memory of a schedule
+work.py             `Work`: waits for requests
+inside.py           groups inside one machine that a policy permits without sealing
+sealed_store.py     a store inside a session
+observe.py, trace.py, ranges.py   profiler and flight recorder
+default_backend.py, dynamo.py     what torch expects of its own backends
 """
-
-from __future__ import annotations
-
-import logging
-import os
-from typing import Any
-
-import torch
-
-from ringfence import guard, torch_versions
-from ringfence.backend import inside, sessions
-from ringfence.backend.dynamo import outside_dynamo
-from ringfence.backend.work import RingfenceWork
-from ringfence.errors import ConfigurationError
-
-_log = logging.getLogger("ringfence")
-
-
-class RingfenceProcessGroup(inside.SealedGroup):
-    """A process group over sealed links."""
-
-    def _permitted(self, group: inside.SealedGroup, backend: str | None) -> Any:
-        """Return a group of the backend that the script asks for, inside one machine and where the policy permits it."""
-        if not self._session.inside_machine:
-            return group
-        # torch passes the backend from 2.14 on; before that, the guard knows it
-        return inside.inside_or_sealed(group, backend or guard.asked_backend(), group._timeout)
-
-    @property
-    def registered_as(self) -> str | None:
-        """The backend under which torch shall list this group, if not under the one that the script asked for."""
-        return "ringfence" if self._session.inside_machine else None
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        sessions.remove_ended()
-
-
-def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
-    """Create a process group; torch calls this for the default group, and for others if the default is another backend's.
-
-    Its members are admitted to a session, unless they have one (`sessions.session_for`). Without a ringfence default group
-    a session ends with the last group that uses it.
-    """
-    _check_torch()
-    if not sessions.any_open():
-        _warn_of_untested_torch()
-    session = sessions.session_for(options)
-    given = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    name = str(options.group_id)
-    return RingfenceProcessGroup(
-        session, session.ranks_of(given), options.timeout, name, options.store, holds_session=True
-    )
-
-
-def _check_torch() -> None:
-    if torch_versions.too_old(torch.__version__):
-        oldest = ".".join(map(str, torch_versions.OLDEST))
-        raise ConfigurationError(
-            f"ringfence needs torch {oldest} or newer; this is {torch.__version__}: {torch_versions.INSTALL}"
-        )
-    if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
-        raise ConfigurationError(
-            "TORCH_DISTRIBUTED_USE_TORCHCOMMS bypasses process groups and thus ringfence: unset it"
-        )
-
-
-def _warn_of_untested_torch() -> None:
-    """Warn once per machine, if the launcher sets LOCAL_RANK."""
-    if torch_versions.untested(torch.__version__) and os.environ.get("LOCAL_RANK", "0") == "0":
-        _log.warning(
-            "torch %s is newer than the releases that ringfence is tested with (%s). If it fails: %s",
-            torch.__version__,
-            torch_versions.TESTED,
-            torch_versions.INSTALL,
-        )
-
-
-for _class in (*RingfenceProcessGroup.__mro__, RingfenceWork):
-    if _class.__module__.startswith("ringfence."):
-        outside_dynamo(_class)

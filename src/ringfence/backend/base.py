@@ -17,13 +17,13 @@ from ringfence.backend.default_backend import register_default_backend
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer, Collective, Schedule, choose
 from ringfence.dataplane.request import STAGED, CollectiveRequest, Request, first_check
+from ringfence.device.call import Reports, caller_event
+from ringfence.device.collective import Lane, StagedCollective
+from ringfence.device.device_thread import thread_of
 from ringfence.errors import UnsupportedError
 from ringfence.link.frames import Call
 from ringfence.machines import within
-from ringfence.session import Session
-from ringfence.staging.call import Reports, caller_event
-from ringfence.staging.collective import Lane, StagedCollective
-from ringfence.staging.device_thread import thread_of
+from ringfence.session.session import Session
 
 
 class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped here

@@ -13,8 +13,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from ringfence.collectives import Buffer, Schedule
 from ringfence.dataplane.buffers import Lease, as_bytes
 from ringfence.dataplane.request import DTYPES, REDUCTIONS
+from ringfence.device.tensors import DeviceTensor, Slice
 from ringfence.errors import UnsupportedError
-from ringfence.staging.tensors import DeviceTensor, Slice
 
 _CODES = {getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)}
 

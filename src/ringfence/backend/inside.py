@@ -25,7 +25,7 @@ from ringfence.errors import AbortedError, ProtocolError
 from ringfence.guard import plaintext_allowed
 from ringfence.runtime.communicator import group_digest
 from ringfence.runtime.same_machine import MachineProof, place
-from ringfence.session import Session
+from ringfence.session.session import Session
 
 _log = logging.getLogger("ringfence")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringfence import backend
+from ringfence.backend import process_group
 from ringfence.backend.inside import session_of
 from ringfence.backend.sessions import only_session
 from ringfence.errors import ConfigurationError, RingfenceError
 from ringfence.runtime.counters import Counters
-from ringfence.session import Session
+from ringfence.session.session import Session
 
 
 def workers(group: Any = None) -> list[Any]:
@@ -61,7 +61,7 @@ def _session(group: Any) -> Session:
     if group is None:
         return only_session()
     session: Session | None = session_of(group)
-    if isinstance(group, backend.RingfenceProcessGroup):
+    if isinstance(group, process_group.RingfenceProcessGroup):
         session = group._session
     if session is None:
         raise ConfigurationError(f"group= is a {type(group).__name__}: pass a ringfence process group")

@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from ringfence.errors import ConfigurationError
-from ringfence.members import Members
-from ringfence.session import Session
+from ringfence.session.members import Members
+from ringfence.session.session import Session
 
 _open: dict[tuple[int, ...], Session] = {}  # by the ranks of the members in the default group, ascending
 

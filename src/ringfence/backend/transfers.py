@@ -14,12 +14,12 @@ from ringfence.backend.binding import Staging, bytes_of, dtype_code, parts_of
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer
 from ringfence.dataplane.request import POINT_TO_POINT
+from ringfence.device.call import caller_event
+from ringfence.device.device_thread import thread_of
+from ringfence.device.transfer import StagedTransfer
 from ringfence.errors import CollectiveTimeoutError
 from ringfence.link.frames import Call
 from ringfence.runtime.point_to_point import Transfer
-from ringfence.staging.call import caller_event
-from ringfence.staging.device_thread import thread_of
-from ringfence.staging.transfer import StagedTransfer
 
 _BARRIER_ARRIVE, _BARRIER_GO = -1, -2  # users' tags are not negative
 

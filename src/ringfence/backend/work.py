@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from ringfence.dataplane.request import Request
+from ringfence.device.device_thread import thread_of
 from ringfence.errors import CollectiveTimeoutError, RingfenceError
 from ringfence.runtime.progress import ProgressLoop
-from ringfence.staging.device_thread import thread_of
 
 _log = logging.getLogger("ringfence")
 

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from ringfence import keys
 from ringfence.admission.encoding import is_printable
 from ringfence.checkpoint.envelope import Envelope, Kind, key_context
+from ringfence.config.private_files import StrPath, load_secret
 from ringfence.errors import CheckpointError
-from ringfence.private_files import StrPath, load_secret
 
 _NONCE: Final = bytes(keys.IV_BYTES)  # the wrapping key is used once
 

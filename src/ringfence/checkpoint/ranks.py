@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ringfence.backend.groups import check_group_sealed
 from ringfence.errors import CheckpointError, ConfigurationError
-from ringfence.groups import check_group_sealed
 
 T = TypeVar("T")
 _NAMED = 3  # failures that a message lists

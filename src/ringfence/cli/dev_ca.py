@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ringfence.admission.proofs.identity import is_trust_domain
+from ringfence.config.private_files import read_private, replace_file, write_new
 from ringfence.errors import ConfigurationError
-from ringfence.private_files import read_private, replace_file, write_new
 
 _AUTHORITY_DAYS = 3650
 _File = tuple[Path, bytes, int, str]  # path, content, mode, and what an error message calls it

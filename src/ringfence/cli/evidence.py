@@ -245,7 +245,7 @@ def _kind_of_machine(files: Any, vm: AzureGuest) -> str:
 
 def run_verify(options: argparse.Namespace) -> int:
     from ringfence.cli.evidence_views import look, verify
-    from ringfence.settings import load_policy
+    from ringfence.config.settings import load_policy
 
     held = _held(options)
     wanted = _report_data(options.report_data) or held.report_data
@@ -316,9 +316,9 @@ def run_collateral(options: argparse.Namespace) -> int:
 def run_ocsp(options: argparse.Namespace) -> int:
     from cryptography.x509.ocsp import OCSPCertStatus
 
+    from ringfence.config.private_files import replace_file
     from ringfence.evidence import ocsp_fetch
     from ringfence.evidence.evidence_file import read
-    from ringfence.private_files import replace_file
 
     held = read(_content(options.file))
     if held.kind != "nvidia":

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.proofs import azure, nvidia, snp, tdx, tdx_quote
 from ringfence.admission.proofs.snp_report import Product, Report, Tcb
 from ringfence.admission.proofs.tdx_collateral import Collateral, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import measure
 from ringfence.evidence.evidence_file import StoredEvidence
-from ringfence.policy.policy_file import PolicyFile
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ def main() -> int:
 
 def prepare(environ: MutableMapping[str, str], folder: Path) -> None:
     """Set up a separate run with a new secret."""
+    from ringfence.config.private_files import new_secret_file
+    from ringfence.config.settings import inherited
     from ringfence.guard import REQUIRE
-    from ringfence.private_files import new_secret_file
-    from ringfence.settings import inherited
 
     for name in environ.keys() - inherited(environ).keys() - {REQUIRE}:
         del environ[name]

@@ -19,7 +19,7 @@ from ringfence.release import PAGES
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence.policy.policy_file import PolicyFile, Rules
+    from ringfence.admission.policy_file.policy_file import PolicyFile, Rules
 
 NEW = """\
 Write a policy to a new file, with one rule for each --admit and one table for each kind of proof in it.
@@ -99,7 +99,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run_new(options: argparse.Namespace) -> int:
     """Write the policy and print the next steps."""
     from ringfence.admission.proofs.identity import is_trust_domain
-    from ringfence.private_files import write_new
+    from ringfence.config.private_files import write_new
 
     rules = [_kinds(rule) for rule in options.admit or ["certificate"]]
     trust_domain = options.trust_domain or _trust_domain(options.file.parent / options.ca)
@@ -141,7 +141,7 @@ def run_check(options: argparse.Namespace) -> int:
     """Read the policy as a worker does, and print its digest and what is wrong with it."""
     from ringfence.admission.proofs.kinds import digest_of, names_stand_for_one_rank, rules_for_any_rank
     from ringfence.cli import revocation_views, weak_rules
-    from ringfence.settings import load_policy
+    from ringfence.config.settings import load_policy
 
     policy = load_policy(options.file)
     any_rank, one_rank = rules_for_any_rank(policy), names_stand_for_one_rank(policy)
@@ -242,8 +242,8 @@ def _not_genuine(policy: PolicyFile, now: float) -> list[str]:
 
 def run_explain(options: argparse.Namespace) -> int:
     """Print what the policy means."""
-    from ringfence.policy.policy_file import explain
-    from ringfence.settings import load_policy
+    from ringfence.admission.policy_file.policy_file import explain
+    from ringfence.config.settings import load_policy
 
     print(layout_lines(explain(load_policy(options.file))))
     return 0

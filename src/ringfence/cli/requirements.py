@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from ringfence import torch_versions
+from ringfence.backend import torch_versions
 from ringfence.cli.checks import software
 from ringfence.errors import ConfigurationError
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringfence.errors import AdmissionError
 
 if TYPE_CHECKING:
+    from ringfence.admission.policy_file.policy_file import PolicyFile
     from ringfence.admission.proofs import certificate, crl, nvidia, ocsp_status
     from ringfence.admission.proofs.freshness import Validity
-    from ringfence.policy.policy_file import PolicyFile
 
 _HOW = {
     "secret": "a shared secret: replace it on all workers (`ringfence secret rotate`)",

@@ -66,7 +66,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run_new(options: argparse.Namespace) -> int:
     """Make the file and print how to use it. The secret itself is never printed."""
-    from ringfence.private_files import new_secret_file  # imported here, so that `doctor` starts without cryptography
+    from ringfence.config.private_files import (
+        new_secret_file,  # imported here, so that `doctor` starts without cryptography
+    )
 
     new_secret_file(options.file)
     path = options.file.absolute()
@@ -93,7 +95,7 @@ def run_check(options: argparse.Namespace) -> int:
 
 def run_rotate(options: argparse.Namespace) -> int:
     """Replace the secret in a file. A file that does not hold a valid secret is not changed."""
-    from ringfence.private_files import replace_secret_file
+    from ringfence.config.private_files import replace_secret_file
 
     old = _fingerprint(options.file)
     path = options.file.resolve()  # the target of a symbolic link
@@ -111,7 +113,7 @@ def run_rotate(options: argparse.Namespace) -> int:
 
 
 def _fingerprint(path: Path) -> str:
+    from ringfence.config.private_files import load_secret
     from ringfence.keys import secret_fingerprint
-    from ringfence.private_files import load_secret
 
     return secret_fingerprint(load_secret(path))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ringfence.admission.policy_file.policy_file import PolicyFile, Rule, Rules
 from ringfence.admission.proofs import snp, tdx
 from ringfence.admission.proofs.kinds import hardware_rules
-from ringfence.policy.policy_file import PolicyFile, Rule, Rules
 
 CPU_PROOFS = {"tdx", "snp", "azure_tdx", "azure_snp"}
 

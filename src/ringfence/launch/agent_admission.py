@@ -9,12 +9,12 @@ from ringfence import keys
 from ringfence.admission.entry import Entry
 from ringfence.admission.messages import Hello
 from ringfence.admission.policy import Policy, Prover
-from ringfence.join.connections import Connections
-from ringfence.join.credentials import JoinCredentials
-from ringfence.join.handshakes import HandshakeEvents, Handshakes
+from ringfence.config.settings import Settings
 from ringfence.launch.current_policy import CurrentPolicy
 from ringfence.launch.current_prover import CurrentProver
-from ringfence.settings import Settings
+from ringfence.session.join.connections import Connections
+from ringfence.session.join.credentials import JoinCredentials
+from ringfence.session.join.handshakes import HandshakeEvents, Handshakes
 from ringfence.transport.tls import Credentials
 
 # In the place of a worker's generation: agents outlive generations.

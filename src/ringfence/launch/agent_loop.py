@@ -22,8 +22,6 @@ from ringfence import keys
 from ringfence.admission.entry import WORLD_LIMIT
 from ringfence.admission.messages import Frames, encode
 from ringfence.errors import PeerLostError, ProtocolError
-from ringfence.join.connections import Connections
-from ringfence.join.peer import Peer
 from ringfence.launch import agent_folder
 from ringfence.launch.messages import (
     TO_HOST,
@@ -37,6 +35,8 @@ from ringfence.launch.messages import (
     refused,
     to_json,
 )
+from ringfence.session.join.connections import Connections
+from ringfence.session.join.peer import Peer
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
 from ringfence.transport.unix import peer_process
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from ringfence.admission.policy import Policy
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.join.credentials import JoinCredentials
+from ringfence.session.join.credentials import JoinCredentials
 
 _SECONDS: Final = 1.0  # between two readings: unauthenticated peers must not cause many
 

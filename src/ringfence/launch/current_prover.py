@@ -10,7 +10,7 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry
 from ringfence.admission.policy import Prover
 from ringfence.errors import ConfigurationError
-from ringfence.join.credentials import JoinCredentials
+from ringfence.session.join.credentials import JoinCredentials
 
 _log = logging.getLogger(__name__)
 

@@ -29,10 +29,10 @@ from torch.distributed.elastic.rendezvous import (
 from ringfence import keys
 from ringfence.admission.encoding import Reader
 from ringfence.admission.entry import GENERATION_BYTES, WORLD_LIMIT
+from ringfence.config.interfaces import LOOPBACK, address_of_interface
+from ringfence.config.settings import Settings, parse_address
 from ringfence.errors import ConfigurationError, PeerLostError
 from ringfence.guard import AGENT, REQUIRE
-from ringfence.interfaces import LOOPBACK, address_of_interface
-from ringfence.join.connections import Connections
 from ringfence.launch.agent_admission import AgentAdmission
 from ringfence.launch.agent_client import AgentClient
 from ringfence.launch.agent_loop import AgentLoop, Upstream
@@ -43,7 +43,7 @@ from ringfence.launch.messages import Answer, Notice, Operation, Result, from_js
 from ringfence.launch.rounds import RoundLimits
 from ringfence.launch.store import AgentStore
 from ringfence.launch.store_state import StoreState
-from ringfence.settings import Settings, parse_address
+from ringfence.session.join.connections import Connections
 from ringfence.transport.tcp import raise_limit_of_files, resolve
 
 NAME: Final = "ringfence"

@@ -15,11 +15,11 @@ from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.handshake import Refusal
 from ringfence.errors import EvidenceError, PeerLostError, ProtocolError
-from ringfence.join.connections import Connections
-from ringfence.join.peer import Peer
 from ringfence.launch.agent_admission import AgentAdmission
 from ringfence.launch.messages import TO_HOST, Answer, Call, Notice
 from ringfence.launch.store_state import Outgoing, StoreState
+from ringfence.session.join.connections import Connections
+from ringfence.session.join.peer import Peer
 from ringfence.transport.outage import CHECK_SECONDS, OutageWatch
 from ringfence.transport.tcp import EXHAUSTED
 from ringfence.transport.tcp import refusal as refusal_text

@@ -14,11 +14,11 @@ from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.handshake import Refusal
 from ringfence.errors import EvidenceError, PeerLostError, ProtocolError
-from ringfence.join.background import Background
-from ringfence.join.connections import Connections
-from ringfence.join.peer import Peer
 from ringfence.launch.agent_admission import AgentAdmission
 from ringfence.launch.messages import FROM_HOST, Answer, Call, Notice, Operation, Result, refused, to_json
+from ringfence.session.join.background import Background
+from ringfence.session.join.connections import Connections
+from ringfence.session.join.peer import Peer
 from ringfence.transport.outage import CHECK_SECONDS, OutageWatch, dial_briefly
 from ringfence.transport.tcp import connect, resolve
 

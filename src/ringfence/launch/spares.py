@@ -41,7 +41,7 @@ PRELOADED: Final = (
     "torch.nn.parallel",
     "torch.optim",
     "torch._dynamo",
-    "ringfence.backend",
+    "ringfence.backend.process_group",
 )
 
 

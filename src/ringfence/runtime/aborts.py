@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from ringfence.control import Abort, Bye, ControlMessage
 from ringfence.dataplane.request import Request
 from ringfence.errors import (
     AbortedError,
@@ -17,6 +16,7 @@ from ringfence.errors import (
     ProtocolError,
     RingfenceError,
 )
+from ringfence.runtime.control import Abort, Bye, ControlMessage
 
 ABORT_CODES: tuple[type[RingfenceError], ...] = (
     RingfenceError,

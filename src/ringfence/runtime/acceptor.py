@@ -14,8 +14,8 @@ from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, ProtocolError, RingfenceError
 from ringfence.keys import LINK_PENDING, LINK_PENDING_PER_ADDRESS
 from ringfence.link.hello import Hello
-from ringfence.runtime.connection import Arrival, Link
 from ringfence.runtime.events import LinkContext, PeerLink
+from ringfence.runtime.links import Arrival, Link
 from ringfence.runtime.peer_verification import PairScope, PeerVerifier, VerificationLink
 from ringfence.runtime.pending import PendingConnection
 

@@ -21,9 +21,9 @@ from ringfence.dataplane.request import Request
 from ringfence.errors import RingfenceError
 from ringfence.runtime.aborts import Edge
 from ringfence.runtime.communicator import Communicator
-from ringfence.runtime.connection import Arrival
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Network, PeerLink
+from ringfence.runtime.links import Arrival
 
 
 class _Due(NamedTuple):

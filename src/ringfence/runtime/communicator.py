@@ -22,8 +22,8 @@ from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
 from ringfence.link.seal import OriginKeys, instance_identifier, wipe
 from ringfence.machines import within
-from ringfence.runtime.connection import Inbox, Link, Outbox, header_call
 from ringfence.runtime.events import LinkContext
+from ringfence.runtime.links import Inbox, Link, Outbox, header_call
 from ringfence.runtime.tag_matching import TagMatcher
 
 _CONCURRENT_PASSES = 4  # of one or of several collectives

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from ringfence.collectives import Table
-from ringfence.control import Abort, Bye, Closed
 from ringfence.dataplane import choice
 from ringfence.dataplane.choice import Pool
 from ringfence.dataplane.request import CollectiveRequest, Request
@@ -30,10 +29,11 @@ from ringfence.keys import SUSPICION_SECONDS
 from ringfence.runtime.aborts import Edge, abort_message, abort_text, flood
 from ringfence.runtime.acceptor import Acceptor
 from ringfence.runtime.communicator import Communicator, GroupChannel
-from ringfence.runtime.connection import Arrival, Inbox, Link
+from ringfence.runtime.control import Abort, Bye, Closed
 from ringfence.runtime.counters import Counters, add_totals, summarise
 from ringfence.runtime.events import LinkContext, Network, PeerLink, Platform, Queues, SharedBudget
 from ringfence.runtime.link_keys import LinkKeys
+from ringfence.runtime.links import Arrival, Inbox, Link
 from ringfence.runtime.peer_verification import PeerVerifier
 from ringfence.runtime.point_to_point import Transfer
 from ringfence.runtime.registry import Communicators

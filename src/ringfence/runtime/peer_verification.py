@@ -18,8 +18,8 @@ from ringfence.link.evidence_frame import NO_GROUP, open_presentation, presentat
 from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.hello import Lane
 from ringfence.link.seal import Opener, Sealer
-from ringfence.runtime.connection import Link
 from ringfence.runtime.events import LinkContext, PeerLink
+from ringfence.runtime.links import Link
 
 _T = TypeVar("_T")
 

@@ -12,8 +12,8 @@ from ringfence.dataplane.shared import map_peer
 from ringfence.errors import AdmissionError, AuthenticationError, PeerLostError, RingfenceError
 from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, LOCAL, Hello, Lane, LinkSecrets
-from ringfence.runtime.connection import Arrival
 from ringfence.runtime.events import LinkContext
+from ringfence.runtime.links import Arrival
 from ringfence.runtime.peer_verification import PeerVerifier, PresentationReader
 from ringfence.transport.tcp import refusal
 

@@ -34,8 +34,8 @@ from ringfence.link.frames import (
 )
 from ringfence.link.hello import Lane
 from ringfence.link.segments import segment_bytes, segment_count
-from ringfence.runtime.connection import CollectiveLink, header_call
 from ringfence.runtime.events import CollectiveScope, Events, LinkContext
+from ringfence.runtime.links import CollectiveLink, header_call
 
 _NO_CALL = Call(0).pack()
 _FRAMES_AT_ONCE = 4  # with shared memory, before other links have their turn

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ringfence.control import ControlEdge
 from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
-from ringfence.runtime.connection import Inbox
+from ringfence.runtime.control import ControlEdge
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.gil_switch import GilSwitch, keep_timers_exact
+from ringfence.runtime.links import Inbox
 from ringfence.transport.fork import in_child, register_fork_cleanup, unregister_fork_cleanup
 from ringfence.transport.outage import Handler, OutageWatch
 from ringfence.transport.tcp import TcpNetwork

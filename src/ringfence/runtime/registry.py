@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringfence.runtime.communicator import Communicator
-from ringfence.runtime.connection import Link
 from ringfence.runtime.counters import Totals, add_links
+from ringfence.runtime.links import Link
 
 
 class Communicators:

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.control import Bye
-from ringfence.join import join, listen
-from ringfence.settings import Settings
+from ringfence.config.settings import Settings
+from ringfence.runtime.control import Bye
+from ringfence.session.join import join, listen
 from ringfence_lab.bench.channel import Message, run_worker
 from ringfence_lab.bench.worker_pool import JOINS, BenchError, Placement, WorkerPool
 

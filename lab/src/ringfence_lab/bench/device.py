@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ringfence.device.collective import slice_bytes
 from ringfence.errors import ConfigurationError
-from ringfence.staging.collective import slice_bytes
 from ringfence_lab import accelerator
 from ringfence_lab.accelerator.tee import Tee
 from ringfence_lab.bench import names

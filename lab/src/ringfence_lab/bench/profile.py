@@ -22,7 +22,7 @@ from ringfence.dataplane import info, native
 from ringfence.errors import ConfigurationError
 from ringfence.runtime import staging_times
 from ringfence.runtime.engine import Engine
-from ringfence.session import Session
+from ringfence.session.session import Session
 from ringfence_lab.bench.names import STAGES
 
 _SETTLE_SECONDS: Final = 5.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ringfence.keys import TAG_BYTES, Secret
 from ringfence.link.seal import Buffer, Opener, OriginKeys, Sealer
 from ringfence.runtime.link_keys import LinkKeys
-from ringfence.session import Session
+from ringfence.session.session import Session
 
 _NO_TAG = bytes(TAG_BYTES)
 

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringfence.backend import RingfenceProcessGroup
+from ringfence.backend.process_group import RingfenceProcessGroup
 from ringfence.collectives import Table
 from ringfence.guard import plaintext_allowed
-from ringfence.session import Session
+from ringfence.session.session import Session
 from ringfence_lab.bench import names, operations
 from ringfence_lab.bench.byte_counts import Traffic
 from ringfence_lab.bench.device import CopiesBeside

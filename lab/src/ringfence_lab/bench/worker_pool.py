@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple, Self
 
 from ringfence import own_process
 from ringfence.cli.dev_ca import Authority
+from ringfence.config.private_files import new_secret_file
+from ringfence.config.settings import inherited
 from ringfence.errors import RingfenceError
-from ringfence.private_files import new_secret_file
 from ringfence.runtime import staging_times
-from ringfence.settings import inherited
 from ringfence_lab.bench.channel import Channel, Message
 
 _ANSWER_SECONDS: Final = 600.0

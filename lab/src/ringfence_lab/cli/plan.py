@@ -269,7 +269,7 @@ def run_hardware(options: argparse.Namespace) -> int:
 
 def run_calibrate(options: argparse.Namespace) -> int:
     """Fit a profile to a study and write it to a file."""
-    from ringfence.private_files import write_new
+    from ringfence.config.private_files import write_new
     from ringfence_lab.plan import gpu_tee
     from ringfence_lab.plan.calibrate import calibrate
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ringfence.config.private_files import replace_file
 from ringfence.errors import ConfigurationError
-from ringfence.private_files import replace_file
 from ringfence_lab.report import overhead, steps, summary_text, tee, tee_page
 from ringfence_lab.report.figure import Builder, Figure, Missing
 from ringfence_lab.report.page import Chapter, page

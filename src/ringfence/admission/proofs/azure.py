@@ -20,11 +20,11 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy_file.toml_table import Table
 from ringfence.admission.proofs import hcl_report, snp, snp_chain, snp_report, tdx, tdx_quote, tpm_quote
 from ringfence.admission.proofs.hcl_report import RuntimeData
 from ringfence.admission.proofs.tpm_quote import PCR_BYTES, PCRS, Quote
 from ringfence.errors import AdmissionError, ProtocolError
-from ringfence.policy.toml_table import Table
 
 SNP_KIND: Final = 8
 TDX_KIND: Final = 9

@@ -26,10 +26,10 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, WORLD_LIMIT, Entry, Listing
 from ringfence.admission.policy import Clock, Evidence, Verifier
+from ringfence.admission.policy_file.policy_file import duration_text
+from ringfence.admission.policy_file.toml_table import Table
 from ringfence.admission.proofs import authorities, certificate_path, crl, identity
 from ringfence.errors import AdmissionError, ProtocolError
-from ringfence.policy.policy_file import duration_text
-from ringfence.policy.toml_table import Table
 
 CHAIN_LIMIT: Final = 4  # certificates, with the worker's own and without the authority's
 CERTIFICATE_BYTES: Final = 4096

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from ringfence.admission.policy_file.policy_file import duration_text
 from ringfence.errors import AdmissionError
-from ringfence.policy.policy_file import duration_text
 
 CLOCKS_DIFFER: Final = timedelta(minutes=5)  # between this machine and the issuer
 REMEMBERED: Final = 1 << 16  # statements whose time is kept

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from ringfence.admission.policy_file.toml_table import quoted
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.toml_table import quoted
 
 KEYS: Final = range(1, 65)  # of one set
 _HEADER_CHARACTERS: Final = 8192  # some issuers put a certificate chain there, which is ignored

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Verifier, policy_digest
+from ringfence.admission.policy_file.policy_file import PolicyFile, ReadRules, Rule, Rules, read_policy
+from ringfence.admission.policy_file.toml_table import ListFolder, Read, no_folders
 from ringfence.admission.proofs import (
     azure,
     bundle,
@@ -27,8 +29,6 @@ from ringfence.admission.proofs import (
 )
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.policy_file import PolicyFile, ReadRules, Rule, Rules, read_policy
-from ringfence.policy.toml_table import ListFolder, Read, no_folders
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from ringfence.admission import encoding, roots
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy_file.policy_file import duration_text
+from ringfence.admission.policy_file.toml_table import Table
 from ringfence.admission.proofs import nvidia_chain, ocsp_status, spdm
 from ringfence.admission.proofs import reference_values as reference_values
 from ringfence.admission.proofs.nvidia_chain import Device
 from ringfence.admission.proofs.reference_values import ReferenceValues
 from ringfence.errors import AdmissionError, ProtocolError
-from ringfence.policy.policy_file import duration_text
-from ringfence.policy.toml_table import Table
 
 KIND: Final = 5
 GPUS: Final = range(1, 17)  # of one worker

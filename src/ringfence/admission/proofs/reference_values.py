@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfence.admission import encoding
+from ringfence.admission.policy_file.toml_table import Table, parse
 from ringfence.admission.proofs import nvidia_chain, spdm
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.toml_table import Table, parse
 
 _NAMED: Final = 8  # of the measurements that differ, in a message
 

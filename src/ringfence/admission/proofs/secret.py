@@ -9,8 +9,8 @@ from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Evidence, Verifier
+from ringfence.admission.policy_file.toml_table import Table
 from ringfence.errors import AdmissionError
-from ringfence.policy.toml_table import Table
 
 NAME: Final = "shared secret"
 

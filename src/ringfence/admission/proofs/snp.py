@@ -19,11 +19,11 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy_file.toml_table import Table
 from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots, endorsement, pinned
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, Report, Tcb
 from ringfence.admission.proofs.snp_revocation import FETCH, RevocationList
 from ringfence.errors import AdmissionError, ProtocolError
-from ringfence.policy.toml_table import Table
 
 KIND: Final = 4
 NAME: Final = "SEV-SNP"

@@ -19,10 +19,10 @@ from ringfence.admission import encoding, roots
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy_file.toml_table import Table
 from ringfence.admission.proofs import tdx_quote
 from ringfence.admission.proofs.tdx_collateral import Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.policy.toml_table import Table
 
 KIND: Final = 3
 NAME: Final = "TDX"

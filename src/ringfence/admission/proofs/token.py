@@ -19,6 +19,7 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy_file.toml_table import Table, quoted
 from ringfence.admission.proofs import jose
 from ringfence.admission.proofs.jose import Json, Key
 from ringfence.admission.proofs.token_claims import (
@@ -30,7 +31,6 @@ from ringfence.admission.proofs.token_claims import (
     read_claims,
 )
 from ringfence.errors import AdmissionError, ProtocolError
-from ringfence.policy.toml_table import Table, quoted
 
 KIND: Final = 6
 LEEWAY_SECONDS: Final = 60  # between the service's clock and this one

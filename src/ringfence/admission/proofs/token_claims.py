@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from ringfence.admission import encoding
+from ringfence.admission.policy_file.toml_table import Table, quoted
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.toml_table import Table, quoted
 
 NAME_CHARACTERS: Final = 128
 

@@ -15,7 +15,7 @@ from ringfence.errors import EvidenceError, RingfenceError
 from ringfence.release import PAGES
 
 if TYPE_CHECKING:
-    from ringfence.settings import Settings
+    from ringfence.config.settings import Settings
 
 AS_IT_SAYS: Final = f"change the environment as `settings` says; every variable: {PAGES}/reference/settings.html"
 
@@ -30,8 +30,8 @@ def settings(environ: Mapping[str, str]) -> Check:
     name = "settings"
     try:
         from ringfence.admission.entry import format_address
-        from ringfence.join.listener import listen
-        from ringfence.settings import Settings
+        from ringfence.config.settings import Settings
+        from ringfence.session.join.listener import listen
 
         found = Settings.without_credentials(environ)
         with listen(found) as listener, listen(found):  # one for links, one for admission if it has children
@@ -51,7 +51,7 @@ def admission(environ: Mapping[str, str]) -> Check:
         return _by_secret(environ)
     try:
         from ringfence.evidence import token_command
-        from ringfence.join.provers import policy_of
+        from ringfence.session.join.provers import policy_of
 
         found = _credentials(environ)
         if found.token_command:
@@ -113,7 +113,7 @@ def _by_secret(environ: Mapping[str, str]) -> Check:
 
 def _credentials(environ: Mapping[str, str]) -> Settings:
     """Return the credentials only, so that a mistake in other settings is reported once."""
-    from ringfence.settings import CREDENTIALS, Settings
+    from ringfence.config.settings import CREDENTIALS, Settings
 
     return Settings.from_environment({name: environ[name] for name in CREDENTIALS if name in environ})
 
@@ -144,7 +144,7 @@ def secret_file(environ: Mapping[str, str]) -> Check:
     if mode & 0o077:
         return Check(name, f"{path} has mode {mode:04o}: others can read it", None, False, f"chmod 600 {quoted}")
     try:
-        from ringfence.private_files import load_secret
+        from ringfence.config.private_files import load_secret
 
         load_secret(Path(path))
     except ImportError as error:

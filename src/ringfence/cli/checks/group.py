@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Final
 
-from ringfence import own_process, torch_versions
+from ringfence import own_process
+from ringfence.backend import torch_versions
 from ringfence.cli.checks.check import Check, bad
 
 MODULE: Final = "ringfence.cli.one_worker"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 
-from ringfence import torch_versions
+from ringfence.backend import torch_versions
 from ringfence.cli.checks.check import Check
 from ringfence.errors import RingfenceError
 
@@ -115,7 +115,7 @@ def key_agreement(environ: Mapping[str, str]) -> Check:
     name = "key agreement"
     try:
         from ringfence import keys
-        from ringfence.settings import load_policy
+        from ringfence.config.settings import load_policy
         from ringfence.transport.tls import agreed_here
 
         wanted, path = keys.KEY_AGREEMENTS[0], environ.get("RINGFENCE_POLICY")

@@ -97,7 +97,7 @@ def gloo_is_readable(folder: Path, capture: wire.Capture | None, private: bool) 
 
 def ringfence_is_not(folder: Path, capture: wire.Capture | None) -> tuple[bool, bool]:
     """Run steps 2 and 3, with the same two workers."""
-    from ringfence.private_files import new_secret_file
+    from ringfence.config.private_files import new_secret_file
 
     heading("2. ringfence, through a relay that copies every byte. The relay sees:")
     secret = folder / "demo.secret"

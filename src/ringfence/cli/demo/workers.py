@@ -61,7 +61,7 @@ class Workers:
     def _start(
         self, backend: str, rank: int, store: Path, extra: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        from ringfence.settings import inherited  # late, so that `doctor` starts where cryptography is missing
+        from ringfence.config.settings import inherited  # late, so that `doctor` starts where cryptography is missing
 
         ours, theirs = socket.socketpair()
         ours.settimeout(ANSWER_SECONDS)

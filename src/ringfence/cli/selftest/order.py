@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ringfence.cli.selftest.device import KERNEL_SECONDS, Setting
 from ringfence.cli.selftest.outcome import Outcome, right, wrong
-from ringfence.staging.collective import slice_bytes
-from ringfence.staging.device_thread import thread_of
-from ringfence.staging.slots import SLOTS
+from ringfence.device.collective import slice_bytes
+from ringfence.device.device_thread import thread_of
+from ringfence.device.slots import SLOTS
 
 COUNT: Final = 400_000
 PATTERN: Final = 99_991  # a prime: no two slots have the same content

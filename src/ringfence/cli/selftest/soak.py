@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ringfence.cli.selftest.device import Setting
 from ringfence.cli.selftest.outcome import Outcome, right, wrong
-from ringfence.staging.device_thread import thread_of
-from ringfence.staging.slots import SLOT_BYTES, SLOTS
+from ringfence.device.device_thread import thread_of
+from ringfence.device.slots import SLOT_BYTES, SLOTS
 
 CALLS: Final = 2000
 QUICK_CALLS: Final = 200

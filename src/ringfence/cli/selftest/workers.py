@@ -88,7 +88,9 @@ class Workers:
 
 class _Worker:
     def __init__(self, plan: Plan, rank: int, store: Path, secret: Path) -> None:
-        from ringfence.settings import inherited  # late, so that the command starts where cryptography is missing
+        from ringfence.config.settings import (
+            inherited,  # late, so that the command starts where cryptography is missing
+        )
 
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `wait`
         self._channel, theirs = socket.socketpair()
@@ -147,7 +149,7 @@ class _Worker:
 
 
 def _new_secret(path: Path) -> Path:
-    from ringfence.private_files import new_secret_file
+    from ringfence.config.private_files import new_secret_file
 
     new_secret_file(path)
     return path

@@ -1,0 +1,8 @@
+"""A worker's session, from joining to goodbye.
+
+session.py             the session: joins, makes the engine and its links, ends
+join/                  the way in: dial, prove, verify, until all workers hold the roster
+members.py             the ranks of a session that some workers of a run form
+metrics.py             its counters as an OpenMetrics file
+rendezvous_warning.py  a warning about launchers whose rendezvous anybody can change
+"""

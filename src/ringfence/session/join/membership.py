@@ -1,0 +1,54 @@
+"""The result of a join."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from ringfence import keys
+from ringfence.admission.peer_verification import PeerVerifier
+from ringfence.admission.roster import Roster
+from ringfence.runtime.control import Abort, ControlEdge
+from ringfence.transport.unix import LocalNetwork
+
+
+@dataclass(frozen=True, eq=False)
+class Membership:
+    """A worker's membership in one session: the roster, its keys and its control connections. The runtime starts from it."""
+
+    rank: int
+    world_size: int
+    roster: Roster  #                   worker r is roster.entries[r]
+    session_key: keys.Secret
+    link_private_key: X25519PrivateKey = field(repr=False)
+    suite: int
+    table: bytes = field(repr=False)  # rank 0's schedule table
+    key_agreement: str  #               the TLS groups used with its neighbours, for messages
+    edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
+    peer_verifier: PeerVerifier | None = field(repr=False)  # None: the roster's endorsements have verified every worker
+    max_session_age: int | None = None  # seconds, from the policy: workers must be verified again after it
+    verified_at: float = 0.0  #           boot_seconds() of the first, and so the oldest, verification
+    inside_machine: tuple[str, ...] = ()  # backends that the policy permits to groups inside one machine
+    local: LocalNetwork | None = field(default=None, repr=False)  # for links inside this machine
+
+    @property
+    def admitted_by(self) -> str:
+        """The name of the proof that admitted this worker, such as "shared secret"."""
+        return self.roster.admitted[self.rank].proof_name
+
+    def give_up(self, reason: str) -> None:
+        """Abort the session on every worker: this worker failed between its join and its start."""
+        for edge in self.edges:  # nothing is sent on one that is closed
+            edge.send(Abort(self.rank, -1, 0, "", f"it failed to start: {reason}"))
+            edge.close()
+
+    def forget(self) -> None:
+        """Drop all keys and connections, even if references to this object remain."""
+        for edge in self.edges:
+            edge.abandon()
+        if self.local is not None:
+            self.local.close()
+        self.session_key.forget()
+        object.__setattr__(self, "link_private_key", None)
+        object.__setattr__(self, "peer_verifier", None)
