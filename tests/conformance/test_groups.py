@@ -139,7 +139,7 @@ def test_monitored_barrier_passes_and_names_missing_ranks(pool: Pool, backend: s
 
 def functions_that_name_backends() -> tuple[str, float]:
     """Return the error of `dist.monitored_barrier`, and the timeout after `_set_pg_timeout`."""
-    refused, usual = "", timedelta(seconds=60)
+    refused, usual = "", dist.group.WORLD._timeout
     try:
         dist.monitored_barrier(timeout=timedelta(seconds=20))
     except ValueError as error:
@@ -159,7 +159,7 @@ def test_functions_that_torch_2_13_reserves_for_its_own_backends(pool: Pool) -> 
     kept = torch.__version__.startswith("2.13.")
     for refused, set_by_torch in pool.check(functions_that_name_backends, 2, "ringfence", renew=True):
         assert ("only implemented for GLOO" in refused) == kept
-        assert set_by_torch == (60 if kept else 8)
+        assert set_by_torch == (FAR if kept else 8)
 
 
 def made_anew() -> None:
