@@ -183,13 +183,7 @@ def run_check(options: argparse.Namespace) -> int:
     say(", or by ".join(" and ".join(rule) for rule in rules), "  admits by  ")
     if policy.inside_machine:
         say(f"{', '.join(policy.inside_machine)} without sealing inside one machine", "  permits    ")
-    if one_rank:
-        ranks = "each name stands for one rank: two rosters are detected"
-    elif any_rank:
-        ranks = f"rule {', '.join(map(str, any_rank))} binds no name to a rank: two rosters are not detected"
-    else:
-        ranks = "a name can stand for several ranks: two rosters are not detected"
-    say(f"{ranks} ({PAGES}/security/limitations.html)", "  ranks      ")
+    say(f"{_ranks(any_rank, one_rank)} ({PAGES}/security/limitations.html)", "  ranks      ")
     for text in weak:
         say(text, "  weak       ")
     print(f"  digest     {digest[:16]} {digest[16:]}")
@@ -198,6 +192,15 @@ def run_check(options: argparse.Namespace) -> int:
     for name in open_ends:
         say(name, "  not revocable  ")
     return 0 if in_order else 1
+
+
+def _ranks(any_rank: list[int], one_rank: bool) -> str:
+    """Say what names stand for. `any_rank` are rules that bind none."""
+    if one_rank:
+        return "each name stands for one rank: two rosters are detected"
+    if any_rank:
+        return f"rule {', '.join(map(str, any_rank))} binds no name to a rank: two rosters are not detected"
+    return "a name can stand for several ranks: two rosters are not detected"
 
 
 def _ending(policy: PolicyFile, now: float) -> tuple[list[str], list[str]]:
