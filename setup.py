@@ -29,7 +29,7 @@ core = Extension(
         "-Wno-missing-field-initializers",
         "-Wno-cast-function-type",
     ],
-    optional=True,  # without a compiler the package installs all the same, and runs in Python, slower
+    optional=True,  # without a compiler the commands that need no workers install all the same
 )
 
 asked = os.environ.get("RINGFENCE_BUILD", "")

@@ -1,9 +1,11 @@
 """Guard against accidental plaintext: checks every process group of this process and refuses or reports unprotected ones.
 
 ``RINGFENCE_REQUIRE=1`` refuses process groups of other backends, and RPC. Without it, creating one while credentials of
-ringfence are configured logs a warning. torch creates all process groups in one function, which is wrapped here; the
+ringfence are configured logs a warning. Installed at `import torch` in a process that has any setting of ringfence, else with
+the first ringfence group. torch creates all process groups in one function, which is wrapped here; the
 constructors of torch's own backends and of its RPC agent are wrapped too, for programs that call them directly. If torch
-lacks any of them, `install` raises, and with ``RINGFENCE_REQUIRE=1`` so does ``import torch``.
+lacks any of them, `install` raises, and with ``RINGFENCE_REQUIRE=1`` so does ``import torch``. docs/reference/hooks.md says
+what is wrapped.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from types import FrameType
 from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
+from ringfence.log import LOGGER
 
 REQUIRE: Final = "RINGFENCE_REQUIRE"
 AGENT: Final = "RINGFENCE_AGENT"  # the socket of the agent, in workers of `ringfence run`
@@ -37,7 +39,6 @@ _TAKEN: Final = (
     "TORCH_DISTRIBUTED_USE_TORCHCOMMS, and uninstall other packages that register this backend"
 )
 
-_log = logging.getLogger("ringfence")
 _allowed: ContextVar[bool] = ContextVar("ringfence_plaintext_allowed", default=False)
 _asked: ContextVar[str | None] = ContextVar("ringfence_asked_backend", default=None)
 _required_from_start = False
@@ -174,7 +175,7 @@ def _check(what: str) -> None:
         raise ConfigurationError(
             f"{called} at {place} asks for {what}, which is not protected, and {REQUIRE}=1 refuses it. {fix}"
         )
-    _log.warning(
+    LOGGER.warning(
         "%s at %s makes %s: its traffic is NOT protected, although %s is set. %s. %s=1 makes this an error",
         *(called, place, what, configured[0], fix, REQUIRE),
     )

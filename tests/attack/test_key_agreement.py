@@ -135,3 +135,26 @@ def test_the_doctor_reports_the_key_agreement(monkeypatch: pytest.MonkeyPatch, t
     path.chmod(0o600)
     permitted = software.key_agreement({"RINGFENCE_POLICY": str(path)})
     assert (permitted.value, permitted.good) == ("x25519", None)
+
+
+WITHOUT = """
+from OpenSSL import SSL, _util
+class Context(SSL.Context):
+    def __getattribute__(self, name):
+        if name == "{missing}": raise AttributeError(name)
+        return super().__getattribute__(name)
+class Lib:
+    def __getattr__(self, name):
+        if name == "{missing}": raise AttributeError(name)
+        return getattr(lib, name)
+lib, _util.lib, SSL.Context = _util.lib, Lib(), Context
+import ringfence.transport.tls
+print("imported")
+"""
+
+
+@pytest.mark.parametrize("missing", ["SSL_CTX_set1_sigalgs_list", "SSL_CTX_set1_curves_list", "_context", "nothing"])
+def test_a_pyopenssl_without_the_calls_that_tls_needs_is_refused_at_import(missing: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT.format(missing=missing)], capture_output=True, text=True)
+    assert ("imported" in done.stdout) is (missing == "nothing"), done.stderr
+    assert missing == "nothing" or f"lacks a call that ringfence needs ({missing})" in done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ringfence import guard
+from ringfence.backend import autoload
 from ringfence.config.private_files import new_secret_file
 from ringfence.config.settings import KNOWN
 from ringfence.errors import ConfigurationError
@@ -155,11 +156,35 @@ def test_unsetting_the_variable_in_the_program_has_no_effect(folder: Path) -> No
     assert done.returncode != 0 and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
 
 
-def test_setting_the_variable_in_the_program_works(folder: Path) -> None:
-    program = (
-        "import os, torch.distributed as dist\nos.environ['RINGFENCE_REQUIRE'] = '1'\ndist.init_process_group('gloo')\n"
-    )
-    done = run(folder, "-c", program)
+# In a process that was started without a setting: what is guarded, and from when on.
+UNCONFIGURED = """
+import os, torch.distributed as dist
+c10d, gloo = dist.distributed_c10d, dist.ProcessGroupGloo
+def guarded():
+    return [hasattr(each, "__wrapped__") for each in (c10d._new_process_group_helper, c10d._new_group_with_tag, gloo.__init__)]
+print(dist.is_backend_available("ringfence"), guarded())
+os.environ["RINGFENCE_SECRET_FILE"] = "secret"
+dist.init_process_group("ringfence")
+print(guarded())
+dist.destroy_process_group()
+os.environ["RINGFENCE_REQUIRE"] = "1"
+dist.init_process_group("gloo")
+"""
+
+
+@pytest.mark.real_start
+def test_torch_is_unchanged_in_a_process_without_settings_until_it_has_a_group(folder: Path) -> None:
+    done = run(folder, "-c", UNCONFIGURED)
+    assert done.stdout.splitlines() == ["True [False, False, False]", "[True, True, True]"]
+    assert done.returncode != 0 and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
+
+
+@pytest.mark.parametrize("started", [{}, {"RINGFENCE_STAGE_TIMES": "0"}])
+def test_setting_the_variable_in_the_program_works(folder: Path, started: dict[str, str]) -> None:
+    """Before `import torch`; after it in a process that was started with any setting, and is guarded."""
+    lines = ["import torch.distributed as dist", "import os; os.environ['RINGFENCE_REQUIRE'] = '1'"]
+    program = "\n".join([*(lines if started else reversed(lines)), "dist.init_process_group('gloo')"])
+    done = run(folder, "-c", program, **started)
     assert done.returncode != 0 and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
 
 
@@ -192,8 +217,10 @@ def test_import_torch_fails_if_it_cannot_be_guarded(folder: Path) -> None:
     done = run(folder, "-c", UNKNOWN_TORCH, RINGFENCE_REQUIRE="1", **variables)
     assert done.returncode != 0 and "imported" not in done.stdout
     assert "creates process groups in a way that ringfence does not support" in done.stderr
-    done = run(folder, "-c", UNKNOWN_TORCH, **variables)
+    done = run(folder, "-c", UNKNOWN_TORCH, RINGFENCE_REQUIRE="0", **variables)
     assert done.returncode == 0 and "imported" in done.stdout and "could not be registered" in done.stderr
+    done = run(folder, "-c", UNKNOWN_TORCH, **variables)
+    assert done.returncode == 0 and "imported" in done.stdout and not done.stderr
 
 
 TAKEN = """
@@ -205,9 +232,25 @@ print("made")
 """
 
 
+TAKEN_FIRST = """
+import torch, torch.distributed as dist
+dist.Backend.register_backend("ringfence", lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size))
+torch._import_device_backends()
+dist.init_process_group("ringfence")
+print("made")
+"""
+
+
 @pytest.mark.promise("A group that other code makes under ringfence's name is refused.")
-def test_group_of_another_plugin_with_our_name_is_refused(folder: Path) -> None:
-    done = run(folder, "-c", TAKEN)
+@pytest.mark.parametrize(
+    ("program", "variables"),
+    [(TAKEN, {"RINGFENCE_REQUIRE": "0"}), (TAKEN_FIRST, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})],
+    ids=["later", "before ringfence, without any setting"],
+)
+def test_group_of_another_plugin_with_our_name_is_refused(
+    folder: Path, program: str, variables: dict[str, str]
+) -> None:
+    done = run(folder, "-c", program, **variables)
     assert done.returncode != 0 and "made" not in done.stdout
     assert "other code has registered this name" in done.stderr
 
@@ -235,6 +278,7 @@ def test_async_checkpoint_process_creates_no_gloo_group(folder: Path) -> None:
 def test_every_backend_of_torch_is_guarded() -> None:
     from torch._C import _distributed_c10d
 
+    guard.install(autoload._is_ours)
     names = {name for name in vars(_distributed_c10d) if name.startswith("ProcessGroup")} - {"ProcessGroup"}
     assert "ProcessGroupGloo" in names
     for name in names:

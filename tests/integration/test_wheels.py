@@ -161,7 +161,7 @@ def test_workers_of_both_wheels_form_a_group(installed: dict[str, Path], tmp_pat
         subprocess.Popen(
             [installed[kind] / "bin/python", "-c", WORKER, str(rank), port],
             cwd=tmp_path,
-            env=environment,
+            env=environment | ({"RINGFENCE_DATAPLANE": "python"} if kind == "pure" else {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -176,6 +176,15 @@ def test_workers_of_both_wheels_form_a_group(installed: dict[str, Path], tmp_pat
     for output, (kind, venv) in zip(said, installed.items(), strict=True):
         file, compiled, right = output.split()[-3:]
         assert Path(file).is_relative_to(venv) and (compiled, right) == (str(kind == "compiled"), "True"), said
+
+
+def test_a_worker_without_the_compiled_data_plane_refuses_and_says_what_to_do(
+    installed: dict[str, Path], tmp_path: Path
+) -> None:
+    command = [installed["pure"] / "bin/python", "-c", WORKER, "0", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ConfigurationError: this installation lacks the compiled data plane: install a C compiler" in done.stderr
 
 
 @pytest.mark.long

@@ -57,6 +57,16 @@ def test_the_environment_selects_the_data_plane(wanted: str, expected: str) -> N
     assert expected in done.stdout + done.stderr
 
 
+def test_an_installation_without_the_compiled_data_plane_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RINGFENCE_DATAPLANE", raising=False)
+    monkeypatch.setitem(sys.modules, "ringfence.dataplane._core", None)  # as a broken one: its import fails
+    monkeypatch.delattr("ringfence.dataplane._core", raising=False)
+    with pytest.raises(ConfigurationError, match=r"install a C compiler .* RINGFENCE_DATAPLANE=python does without it"):
+        native._load()
+    monkeypatch.setenv("RINGFENCE_DATAPLANE", "python")
+    assert native._load() is None
+
+
 def test_a_module_built_for_another_frame_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "LAYOUT", (*_core.LAYOUT[:-1], FRAME_BYTES + 1))
     monkeypatch.delenv("RINGFENCE_DATAPLANE", raising=False)

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "own_process": set(),
     "release": set(),
     "keys": {"errors"},
-    "guard": {"errors"},
+    "guard": {"errors", "log"},
     "link": GROUND,
     "collectives": GROUND | {"machines"},
     "transport": GROUND | {"machines"},

@@ -1,7 +1,8 @@
-"""Entry point that torch calls at the end of `import torch`: registers the backend and installs the guard.
+"""Entry point that torch calls at the end of `import torch`: registers the backend.
 
-Imports nothing heavy, and raises only with ``RINGFENCE_REQUIRE=1``: then `import torch` fails rather than continue
-without the guard.
+A process without any setting of ringfence gets nothing else. One that has a setting is guarded from here on (guard.py), and a
+worker of `ringfence run` gets its hooks (launch/worker.py); docs/reference/hooks.md lists both. Imports nothing heavy, and
+raises only with ``RINGFENCE_REQUIRE``: then `import torch` fails rather than continue without the guard.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ringfence import guard
 from ringfence.log import LOGGER
 
 
@@ -25,16 +25,24 @@ def register() -> None:
         if dist.is_available():
             if not hasattr(dist.Backend, "RINGFENCE"):
                 dist.Backend.register_backend("ringfence", _create, extended_api=True, devices=["cpu", "cuda"])
-            guard.install(_is_ours)
-            if os.environ.get(guard.AGENT):
-                from ringfence.launch import worker
-
-                worker.install()
+            taken = dist.Backend._plugins["RINGFENCE"].creator_fn is not _create  # by another plug-in
+            if taken or any(name.startswith("RINGFENCE_") for name in os.environ):
+                _install_hooks()
     except Exception:
-        if os.environ.get(guard.REQUIRE, "0") != "0":
+        if os.environ.get("RINGFENCE_REQUIRE", "0") != "0":
             raise  # `import torch` fails with it
         # an exception would break `import torch`, also for scripts that do not use ringfence
         LOGGER.warning("the ringfence backend could not be registered", exc_info=True)
+
+
+def _install_hooks() -> None:
+    from ringfence import guard
+
+    guard.install(_is_ours)
+    if os.environ.get(guard.AGENT):
+        from ringfence.launch import worker
+
+        worker.install()
 
 
 def _create(options: Any, backend_options: Any) -> Any:

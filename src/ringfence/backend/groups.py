@@ -34,7 +34,7 @@ def init(timeout: timedelta | None = None) -> None:
     missing = [name for name in _ENVIRONMENT if name not in os.environ]
     if missing:
         raise ConfigurationError(f"{', '.join(missing)} must be set: start the script with torchrun")
-    autoload.register()  # if TORCH_DEVICE_BACKEND_AUTOLOAD=0 prevented it
+    autoload.register()  # if TORCH_DEVICE_BACKEND_AUTOLOAD=0 prevented it, or the script has made settings
     dist.init_process_group("ringfence", timeout=timeout)
 
 

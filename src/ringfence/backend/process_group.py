@@ -45,9 +45,10 @@ def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
     """Create a process group; torch calls this for the default group, and for others if the default is another backend's.
 
     Its members are admitted to a session, unless they have one (`sessions.session_for`). Without a ringfence default group
-    a session ends with the last group that uses it.
+    a session ends with the last group that uses it. From the first one on, torch is guarded in this process.
     """
     _check_torch()
+    guard.install(lambda group: isinstance(group, RingfenceProcessGroup))
     if not sessions.any_open():
         _warn_of_untested_torch()
     session = sessions.session_for(options)

@@ -161,8 +161,9 @@ SETTINGS: Final = (
     ),
     Setting(
         "RINGFENCE_DATAPLANE",
-        "Data plane to use: `compiled` (C, built when ringfence is installed) or `python`. Both exchange the same bytes.",
-        "`compiled` if this installation has it; otherwise `python`, and rank 0 logs that",
+        "Data plane to use: `compiled` (C, built when ringfence is installed) or `python`, many times slower. Both exchange "
+        "the same bytes.",
+        "`compiled`. Without it ringfence does not start",
         "yes",
     ),
     Setting(

@@ -1,7 +1,6 @@
-"""Loads the compiled data plane, unless `RINGFENCE_DATAPLANE` asks for the one in Python or the package was built without it.
+"""Loads the compiled data plane, unless `RINGFENCE_DATAPLANE=python` asks for the slower one in Python.
 
-`RINGFENCE_DATAPLANE=python` selects the slower one in Python; `compiled` raises ConfigurationError if it is missing.
-Both put the same bytes on the wire, so workers of one run may differ.
+Raises ConfigurationError if it is missing. Both put the same bytes on the wire, so workers of one run may differ.
 """
 
 from __future__ import annotations
@@ -19,18 +18,12 @@ _LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, KEY_PHASE_SHIFT, 
 
 def _load() -> Any:
     """Return the compiled module, or None if the data plane in Python is to be used."""
-    wanted = info.wanted()
-    if wanted == "python":
+    if info.wanted() == "python":
         return None
     try:
         from ringfence.dataplane import _core
     except ImportError as error:
-        if wanted == "compiled":
-            raise ConfigurationError(
-                f"RINGFENCE_DATAPLANE asks for the compiled data plane, which cannot be loaded ({error}): "
-                "install a C compiler and Python's headers, then ringfence again"
-            ) from error
-        return None
+        raise info.missing(f" ({error})") from error
     if tuple(_core.LAYOUT) != _LAYOUT:
         raise ConfigurationError(
             f"the compiled data plane was built for another version of ringfence ({_core.__file__}): install again"

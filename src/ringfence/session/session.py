@@ -155,7 +155,7 @@ class Session:
         size = member.world_size
         if member.rank == 0:
             who = "" if self.members is None else f" ({self.members})"
-            slow = "" if native.COMPILED else f"\nthe data plane is not the compiled one: {info.why_not()}"
+            slow = "" if native.COMPILED else f"\nthe data plane is not the compiled one: {info.SLOWER}"
             announce(
                 f"{size} worker{'s' if size > 1 else ''}{who}, run {settings.run_id}, generation "
                 f"{settings.generation}, session {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "

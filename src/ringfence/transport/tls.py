@@ -17,12 +17,25 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from OpenSSL import SSL, crypto
-from OpenSSL._util import lib  # pyOpenSSL has no public call for signature algorithms and groups
+from OpenSSL import SSL, crypto, version
 
 from ringfence import keys
 from ringfence.errors import ConfigurationError, PeerLostError, ProtocolError
 from ringfence.transport.fork import register_fork_cleanup
+
+# pyOpenSSL has no public call for signature algorithms and groups. A version that lacks the private ones is refused here, at
+# import, and not in a connection.
+try:
+    from OpenSSL._util import lib
+
+    _set_signatures = lib.SSL_CTX_set1_sigalgs_list
+    _set_curves = lib.SSL_CTX_set1_curves_list
+    _ = SSL.Context(SSL.TLS_METHOD)._context
+except (ImportError, AttributeError) as error:
+    raise ConfigurationError(
+        f"pyOpenSSL {version.__version__} lacks a call that ringfence needs ({error}): install an older one with "
+        "python -m pip install 'pyOpenSSL==26.4.*'"
+    ) from error
 
 _READ_BYTES: Final = 64 * 1024
 _RECORD_BYTES: Final = 1 << 14  # the largest content of a TLS record
@@ -264,7 +277,7 @@ def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> 
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     # A peer's signature is verified with the key in its certificate, before the peer is authenticated. An RSA key of its
     # choice would cost twenty times as much CPU time as P-256.
-    if lib.SSL_CTX_set1_sigalgs_list(context._context, _SIGNATURES) != 1:
+    if _set_signatures(context._context, _SIGNATURES) != 1:
         raise ConfigurationError(f"this machine's OpenSSL does not have {_SIGNATURES.decode()}: {_version()}")
     context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
     context.use_privatekey(key)
@@ -278,7 +291,7 @@ def _set_groups(context: SSL.Context, hybrid: bool) -> None:
     """Set the key agreement groups explicitly: OpenSSL's defaults depend on a configuration file of the machine."""
     best = (*keys.HYBRID_GROUPS, *keys.CLASSICAL_GROUPS)
     for groups in (best,) if hybrid else (best, keys.CLASSICAL_GROUPS):
-        if lib.SSL_CTX_set1_curves_list(context._context, ":".join(groups).encode()) == 1:
+        if _set_curves(context._context, ":".join(groups).encode()) == 1:
             return
     raise ConfigurationError(
         f"{_version()} on this machine does not support {' or '.join(keys.HYBRID_GROUPS)}, which the policy requires: "

@@ -32,7 +32,9 @@ def facts() -> dict[str, Any]:
         "openssl": _openssl(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "source": source_digest(),
-        **({} if info.is_compiled() else {"data_plane": "python"}),  # its samples never stand beside compiled ones
+        **(
+            {} if info.wanted() == "compiled" else {"data_plane": "python"}
+        ),  # its samples never stand beside compiled ones
     }
 
 

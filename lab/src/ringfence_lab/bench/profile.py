@@ -34,7 +34,7 @@ class Stages:
 
     def __init__(self, network: Any) -> None:
         if not native.COMPILED:
-            raise ConfigurationError(f"a profile needs the compiled data plane; {info.why_not()}")
+            raise ConfigurationError(f"a profile needs the compiled data plane; {info.SLOWER}")
         self._waited = 0
         self._poll = network.poll
         network.poll = self._timed_poll  # the loop polls this very object

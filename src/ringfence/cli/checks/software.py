@@ -164,14 +164,14 @@ def switched_off(environ: Mapping[str, str]) -> Check | None:
 
 
 def data_plane() -> Check:
-    """Report which data plane runs. The one in Python works the same but is slower, which no other output tells."""
+    """Report which data plane runs. The one in Python works the same but is slower."""
     name = "data plane"
     try:
         from ringfence.dataplane import info, native
     except RingfenceError as error:
-        return Check(name, str(error), None, False, "unset RINGFENCE_DATAPLANE, or install ringfence again")
+        return Check(name, str(error), None, False, "install ringfence again, or unset RINGFENCE_DATAPLANE")
     except (ImportError, RuntimeError) as error:  # torch raises RuntimeError if a plug-in fails
         return Check(name, f"unknown: torch or cryptography cannot be imported ({error})", None)
     if native.COMPILED:
         return Check(name, "compiled", "compiled", True)
-    return Check(name, f"not compiled: {info.why_not()}", "python")
+    return Check(name, f"not compiled: {info.SLOWER}", "python")
