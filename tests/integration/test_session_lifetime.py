@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from ringfence.errors import MismatchError, RingfenceError
 from ringfence.transport import alarm
 from tests.key_audit import CONTROL, fingerprints, keys_held
 from tests.limits import FAR, HANG
-from tests.pool import Failure, Pool, values
+from tests.pool import Call, Failure, Pool, values
 
 AGE = 600  # seconds: tests end a session by setting its timer
 POLICY = f'version = 1\nmax_session_age = "{AGE}s"\n\n[[admit]]\n[admit.secret]\n'
@@ -252,3 +253,24 @@ def test_a_worker_of_an_older_generation_cannot_rejoin(pool: Pool) -> None:
         assert [type(result) for result in results] == [Failure, Failure]
         assert "1 of 2 workers are missing: rank 1" in results[0].message
         assert f"generation {own.generation - 1}, did not form" in results[1].message
+
+
+def fail_to_join() -> str:
+    """Wait in vain for another worker; torch has numbered the group by then."""
+    os.environ.update(RINGFENCE_JOIN_TIMEOUT="1", RINGFENCE_RUN_ID="nobody else", RINGFENCE_GENERATION="0")
+    try:
+        dist.init_process_group("ringfence", store=dist.HashStore(), rank=1, world_size=2)
+    except RingfenceError as error:
+        return str(error)
+    return "joined"
+
+
+def test_a_worker_whose_join_failed_joins_workers_that_are_new(pool: Pool) -> None:
+    """A process that goes on after a failed join, as in `ringfence.rejoin`, and one that was started since."""
+    with pool.fresh() as pair:
+        pair.check(os.getpid, 2, None)
+        pair.workers[0].send(("leave",))
+        pair.workers[1].send(("run", sys.path, fail_to_join.__module__, fail_to_join.__qualname__, ()))
+        _, said = Call(pair, 2).wait(HANG)
+        assert "did not form within 1 s" in said
+        assert values(pair.run(all_reduce, 2, env={"RINGFENCE_JOIN_TIMEOUT": "60"})) == [2, 2]

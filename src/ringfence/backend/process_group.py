@@ -11,20 +11,22 @@ import os
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ringfence import guard
 from ringfence.backend import inside, sessions, torch_versions
 from ringfence.backend.dynamo import outside_dynamo
+from ringfence.backend.sealed_group import SealedGroup
 from ringfence.backend.work import RingfenceWork
 from ringfence.errors import ConfigurationError
 
 _log = logging.getLogger("ringfence")
 
 
-class RingfenceProcessGroup(inside.SealedGroup):
+class RingfenceProcessGroup(SealedGroup):
     """A process group over sealed links."""
 
-    def _permitted(self, group: inside.SealedGroup, backend: str | None) -> Any:
+    def _permitted(self, group: SealedGroup, backend: str | None) -> Any:
         """Return a group of the backend that the script asks for, inside one machine and where the policy permits it."""
         if not self._session.inside_machine:
             return group
@@ -51,7 +53,13 @@ def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
     guard.install(lambda group: isinstance(group, RingfenceProcessGroup))
     if not sessions.any_open():
         _warn_of_untested_torch()
-    session = sessions.session_for(options)
+    try:
+        session = sessions.session_for(options)
+    except BaseException:
+        if not dist.is_initialized():
+            # torch numbers groups, this one too. At the next attempt, a worker that is new would use another number.
+            dist.distributed_c10d._world.group_count = 0
+        raise
     given = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     name = str(options.group_id)
     return RingfenceProcessGroup(

@@ -1,7 +1,9 @@
 """The handshakes of a join: every pending connection, from TLS to mutual admission (spec/admission.md).
 
 A pending connection belongs to an unauthenticated peer. It has limits on time, bytes and CPU time; a peer that exceeds one or
-breaks the protocol is dropped, and nothing else changes. Proofs are collected and verified in background threads.
+breaks the protocol is dropped, and nothing else changes. Once a child's proof was accepted, only the join's own deadline is
+left: for the child the handshake may be over, so dropping it would end its join. Proofs are collected and verified in
+background threads.
 """
 
 from __future__ import annotations
@@ -179,7 +181,9 @@ class Handshakes:
             self._enforce_limits(peer)
             if not self._is_pending(peer):
                 return
-        if self._evidence_takes_time:
+        if handshake.role is Role.PARENT and handshake.state is State.ADMIT:
+            peer.expires = float("inf")
+        elif self._evidence_takes_time:
             peer.expires = self._connections.waited + self._step_seconds(peer)
         if handshake.unverified is not None and handshake.unverified.kind in INSTANT_KINDS:
             self._decide(peer, verdict(self._policy, handshake.unverified))
