@@ -16,7 +16,7 @@ from typing import Final
 
 from ringfence import cli, errors
 from ringfence.admission.policy_file import key_reference
-from ringfence.admission.policy_file.key_reference import FORMS, Key
+from ringfence.admission.policy_file.key_reference import FORMS, PolicyKey
 from ringfence.config.settings_reference import SETTINGS
 from scripts import generated
 
@@ -57,7 +57,7 @@ def settings() -> str:
     return "\n\n".join(sections)
 
 
-def keys(wanted: Sequence[Key]) -> str:
+def keys(wanted: Sequence[PolicyKey]) -> str:
     """A table in a box that the site's style sheet knows."""
     rows = [(f"`{each.name}`", FORMS[each.form], each.meaning, each.default) for each in wanted]
     if not rows:

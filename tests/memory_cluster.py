@@ -11,7 +11,7 @@ import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
-from ringfence.collectives import Buffer, Collective, Table, choose
+from ringfence.collectives import Buffer, Collective, Thresholds, choose
 from ringfence.dataplane.request import CollectiveRequest, Request
 from ringfence.keys import Secret
 from ringfence.link.frames import Call
@@ -20,7 +20,7 @@ from ringfence.runtime.control import Abort, Bye, ControlMessage
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Network, Platform
 from ringfence.runtime.link_keys import LinkKeys
-from ringfence.runtime.peer_verification import PeerVerifier
+from ringfence.runtime.peer_verification import LinkVerifier
 from ringfence.transport.in_memory import Pipe, Wires
 
 
@@ -49,9 +49,9 @@ class World:
         self,
         size: int,
         seed: int = 0,
-        table: Table | None = None,
+        table: Thresholds | None = None,
         capacity: int = 1 << 22,
-        verify_peers: Callable[[list[bytes]], Sequence[PeerVerifier | None]] | None = None,
+        verify_peers: Callable[[list[bytes]], Sequence[LinkVerifier | None]] | None = None,
     ) -> None:
         """`verify_peers` receives the public keys and returns the peer verifier of each worker.
 
@@ -75,7 +75,7 @@ class World:
                 size,
                 link_keys[rank],
                 networks[rank],
-                table or Table(),
+                table or Thresholds(),
                 edges[rank],
                 peer_verifiers[rank],
                 Platform(clock=lambda: self.now, random=self._random_of(rank)),

@@ -39,12 +39,12 @@ class VirtualTpm:
         os.kill(int(self._pid.read_text()), signal.SIGTERM)
 
     @contextmanager
-    def opened(self, seconds: float = tpm.SECONDS) -> Iterator[tpm.Device]:
+    def opened(self, seconds: float = tpm.SECONDS) -> Iterator[tpm.TpmDevice]:
         """The same as `tpm.opened`, at the socket."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(str(self._socket))
             connection.setblocking(False)
-            yield tpm.Device(connection.fileno(), seconds)
+            yield tpm.TpmDevice(connection.fileno(), seconds)
 
     def make_key(self, handle: int = ATTESTATION_KEY) -> rsa.RSAPublicKey:
         """Make a restricted signing key, as the attestation key is, and store it under a handle."""

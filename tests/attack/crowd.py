@@ -29,7 +29,7 @@ from typing import Any
 from ringfence import keys
 from ringfence.admission.binding import Role
 from ringfence.admission.handshake import Handshake, State
-from ringfence.admission.messages import HANDSHAKE, Frames, Hello, Proof, encode
+from ringfence.admission.messages import HANDSHAKE, Hello, MessageSplitter, Proof, encode
 from ringfence.config.settings import Settings
 from ringfence.errors import PeerLostError, ProtocolError, RingfenceError
 from ringfence.session.join import join
@@ -63,7 +63,7 @@ class HostileClient:
         with contextlib.suppress(BlockingIOError):
             self.socket.connect(self._crowd.address)
         self._tls = Tls(self._crowd.credentials, server=False)
-        self._frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+        self._frames = MessageSplitter(HANDSHAKE, keys.ADMISSION_BYTES)
         self._unsent = bytearray(self._tls.outgoing())
         self._crowd.selector.register(self.socket, selectors.EVENT_WRITE | selectors.EVENT_READ, self)
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 
 from ringfence import keys
 from ringfence.admission import encoding
-from ringfence.admission.binding import Channel, Role
+from ringfence.admission.binding import Role, TlsValues
 from ringfence.admission.handshake import Handshake, State
-from ringfence.admission.messages import HANDSHAKE, Admit, Frames, Hello, Message, Proof, Refuse, encode
+from ringfence.admission.messages import HANDSHAKE, Admit, Hello, Message, MessageSplitter, Proof, Refuse, encode
 from ringfence.config.settings import Settings
 from ringfence.errors import ProtocolError
 from ringfence.launch.agent_admission import AgentAdmission
-from ringfence.launch.messages import FROM_HOST, Answer, Call, Operation, Result
+from ringfence.launch.messages import FROM_HOST, AgentCall, Answer, CallResult, Operation
 from ringfence.transport.tls import Tls
 
 THREADS = 8  # concurrent peers, each with an address of its own
@@ -79,14 +79,14 @@ class Agent:
     def __init__(self, connection: Connection, admission: AgentAdmission) -> None:
         self.connection = connection
         self.admission = admission
-        self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+        self.frames = MessageSplitter(HANDSHAKE, keys.ADMISSION_BYTES)
         self.tls = Tls(admission.credentials, server=False)
         self.handshake = Handshake(Role.CHILD, admission.hello, frozenset({0}), admission.policy, admission.prover)
         while not self.tls.established:
             assert self._exchange(), "the host closed the connection during the TLS handshake"
 
-    def channel(self) -> Channel:
-        return Channel(self.tls.own_key_digest, self.tls.peer_key_digest, self.tls.exporter())
+    def channel(self) -> TlsValues:
+        return TlsValues(self.tls.own_key_digest, self.tls.peer_key_digest, self.tls.exporter())
 
     def send(self, data: bytes) -> None:
         self.tls.send(data)
@@ -182,7 +182,7 @@ class Attacker:
         agent = Agent(Connection(self._task.port, number), self._valid)
         agent.send(encode(self._hello(chance)))
         forged = Proof(self._valid.prover.kind, chance.randbytes(32))
-        call = Call(1, Operation.COUNT, self._task.generation)
+        call = AgentCall(1, Operation.COUNT, self._task.generation)
         agent.send(chance.choice([encode(call), encode(Admit()), encode(forged), chance.randbytes(64)]))
         while (message := agent.receive()) is not None:
             assert isinstance(message, Hello | Refuse), f"the host sent {type(message).__name__} without a proof"
@@ -214,39 +214,39 @@ class Attacker:
             agent.send(encode(call))
             answer = agent.receive()
             assert isinstance(answer, Answer) and answer.number == call.number, call
-            assert answer.result in (Result.ENDED, Result.REFUSED), (call, answer)
+            assert answer.result in (CallResult.ENDED, CallResult.REFUSED), (call, answer)
         agent.send(chance.choice(malformed_frames(self._task.generation)))
         assert agent.receive() is None, "the host answered a malformed message"
         agent.close()
         return len(calls) + 1
 
 
-def impossible_calls(generation: str) -> list[Call]:
+def impossible_calls(generation: str) -> list[AgentCall]:
     """Calls that are well formed and get an answer, but change nothing."""
     parts = (b"worker", b"forged")
     large = b"9" * 30
     return [
-        Call(1, Operation.SET, "another.1", parts=parts),
-        Call(2, Operation.GET, "", 1000, (b"worker",)),
-        Call(3, Operation.APPEND, generation + "1", parts=parts),
-        Call(4, Operation.SET, generation, parts=(b"odd", b"1", b"worker")),
-        Call(5, Operation.ADD, generation, parts=(b"hostile", large)),
-        Call(6, Operation.ADD, generation, parts=(b"hostile", b"not a number")),
-        Call(7, Operation.GET, generation, 1000, (b"\xff\xfe",)),
-        Call(8, Operation.COMPARE_SET, generation, parts=(b"worker",)),
-        Call(9, Operation.JOIN, milliseconds=1000),  # without having attached
+        AgentCall(1, Operation.SET, "another.1", parts=parts),
+        AgentCall(2, Operation.GET, "", 1000, (b"worker",)),
+        AgentCall(3, Operation.APPEND, generation + "1", parts=parts),
+        AgentCall(4, Operation.SET, generation, parts=(b"odd", b"1", b"worker")),
+        AgentCall(5, Operation.ADD, generation, parts=(b"hostile", large)),
+        AgentCall(6, Operation.ADD, generation, parts=(b"hostile", b"not a number")),
+        AgentCall(7, Operation.GET, generation, 1000, (b"\xff\xfe",)),
+        AgentCall(8, Operation.COMPARE_SET, generation, parts=(b"worker",)),
+        AgentCall(9, Operation.JOIN, milliseconds=1000),  # without having attached
     ]
 
 
 def malformed_frames(generation: str) -> list[bytes]:
     """Frames that end the connection of the agent that sends them."""
-    good = Call(10, Operation.SET, generation, parts=(b"worker", b"forged")).body()
+    good = AgentCall(10, Operation.SET, generation, parts=(b"worker", b"forged")).body()
 
-    def frame(body: bytes, kind: int = Call.TYPE, length: int | None = None) -> bytes:
+    def frame(body: bytes, kind: int = AgentCall.TYPE, length: int | None = None) -> bytes:
         return encoding.number(kind, 1) + encoding.number(len(body) if length is None else length, 4) + body
 
     def attach(data: bytes) -> bytes:
-        return encode(Call(10, Operation.ATTACH, parts=(data,)))
+        return encode(AgentCall(10, Operation.ATTACH, parts=(data,)))
 
     return [
         frame(good[:4] + b"\x63" + good[5:]),  # an unknown operation
@@ -256,10 +256,10 @@ def malformed_frames(generation: str) -> list[bytes]:
         frame(good, kind=Answer.TYPE),
         frame(good + b"trailing"),
         frame(good[:-3]),
-        encode(Call(10, Operation.JOIN, milliseconds=keys.CALL_LIMIT_MILLISECONDS + 1)),
-        frame(Call(10, Operation.SET, generation).body()[:-4] + encoding.number(keys.CALL_PARTS + 1, 4)),
-        encode(Call(10, Operation.STATUS)),
-        encode(Call(10, Operation.ATTACH)),
+        encode(AgentCall(10, Operation.JOIN, milliseconds=keys.CALL_LIMIT_MILLISECONDS + 1)),
+        frame(AgentCall(10, Operation.SET, generation).body()[:-4] + encoding.number(keys.CALL_PARTS + 1, 4)),
+        encode(AgentCall(10, Operation.STATUS)),
+        encode(AgentCall(10, Operation.ATTACH)),
         attach(b"not JSON"),
         attach(b"[" * 100_000),
         attach(b'{"agent": 5, "rank": 1}'),

@@ -31,7 +31,7 @@ from ringfence.launch.agent_client import AgentClient
 from ringfence.launch.agent_loop import AgentLoop
 from ringfence.launch.host import OWN, Host
 from ringfence.launch.host_link import HostLink
-from ringfence.launch.messages import Operation, Result, from_json
+from ringfence.launch.messages import CallResult, Operation, from_json
 from ringfence.launch.rounds import RoundLimits
 from ringfence.launch.store_state import StoreState
 from tests.attack.launch_attacker import RUN_ID, Task
@@ -108,7 +108,7 @@ class Service:
         clients = (AgentClient(self._host.path), self.client)
         with ThreadPoolExecutor(2) as threads:
             answers = list(threads.map(lambda client: client.ask(Operation.JOIN, seconds=60.0), clients))
-        assert [answer.result for answer in answers] == [Result.OK] * 2, answers
+        assert [answer.result for answer in answers] == [CallResult.OK] * 2, answers
         self.generation = str(from_json(answers[0].parts[0])["generation"])
 
     def _admission(self, rank: int) -> AgentAdmission:
@@ -143,7 +143,7 @@ class Caller:
         answer = self._service.client.ask(operation, parts, scope=self._service.generation, seconds=60.0)
         self.times.append(time.perf_counter() - began)
         self.answered.append(time.monotonic())
-        if answer.result is not Result.OK or answer.parts != expected:
+        if answer.result is not CallResult.OK or answer.parts != expected:
             self.wrong.append(f"{operation.name}: {answer.result.name} {answer.parts!r}, not {expected!r}")
 
 

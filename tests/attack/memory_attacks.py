@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from ringfence.collectives import Table
+from ringfence.collectives import Thresholds
 from ringfence.errors import AbortedError, MismatchError, RingfenceError
 from ringfence.keys import Secret
 from ringfence.link.frames import FORWARD_OVERHEAD
@@ -21,9 +21,9 @@ from tests.memory_cluster import World
 SEGMENT = 256
 PASS = 4 * SEGMENT
 TABLES = (  # which schedules a few hundred bytes use
-    Table(),  # few messages: doubling, binomial trees, Bruck
-    Table(small=64, ring_slice=32, chain_slice=32),  # rings and chains
-    Table(small=64, ring_slice=1 << 40, chain_slice=1 << 40),  # trees
+    Thresholds(),  # few messages: doubling, binomial trees, Bruck
+    Thresholds(small=64, ring_slice=32, chain_slice=32),  # rings and chains
+    Thresholds(small=64, ring_slice=1 << 40, chain_slice=1 << 40),  # trees
 )
 ELEMENTS = (1, 7, 40, 150, 300)  # of one part; 300: several segments in several passes
 NO_ATTACK = AttackPlan()

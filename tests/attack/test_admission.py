@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from OpenSSL import SSL
 
 from ringfence import keys
-from ringfence.admission.binding import Channel, Role
+from ringfence.admission.binding import Role, TlsValues
 from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Entries, Hello, Message, Proof, Reason
@@ -325,4 +325,4 @@ def test_older_tls_is_refused() -> None:
 def test_a_channel_has_the_keys_and_exporter_of_tls() -> None:
     credentials = Credentials()
     one, two = tls_pair(credentials, Credentials())
-    assert channel_of(one) == Channel(credentials.key_digest, two.own_key_digest, two.exporter())
+    assert channel_of(one) == TlsValues(credentials.key_digest, two.own_key_digest, two.exporter())

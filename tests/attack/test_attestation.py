@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ringfence.admission.binding import Channel, Role
+from ringfence.admission.binding import Role, TlsValues
 from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason
@@ -361,7 +361,7 @@ def test_a_third_party_verifies_a_stored_preimage_and_proof(name: str) -> None:
     used, child, parent = technology(name), party(1, name), party(0, name)
     near, far = tls_pair(child.tls, parent.tls)
     one = child.handshake(Role.CHILD, 0)
-    one.begin(Channel(child.tls.key_digest, parent.tls.key_digest, channel_of(near).exporter))
+    one.begin(TlsValues(child.tls.key_digest, parent.tls.key_digest, channel_of(near).exporter))
     shown = one.receive(parent.hello)[0]
     assert isinstance(shown, Proof)
     preimage = one._binding(of_peer=False)

@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 
 from ringfence import keys
-from ringfence.admission.binding import Channel, Role
+from ringfence.admission.binding import Role, TlsValues
 from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
@@ -260,7 +260,7 @@ def test_proofs_of_two_workers_do_not_combine() -> None:
     )
     accomplice = Party(1, tls, bundle.BundleProver([shared, certificate]), policy)
     shown: list[Proof] = []
-    ends: list[Channel] = []
+    ends: list[TlsValues] = []
     for each in (holder, accomplice):
         near, far = tls_pair(each.tls, parent.tls)
         handshake = each.handshake(Role.CHILD, 0)

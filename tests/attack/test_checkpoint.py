@@ -13,9 +13,9 @@ import torch.distributed.checkpoint as dcp
 
 from ringfence import checkpoint
 from ringfence.checkpoint import key_wrap, streams
-from ringfence.checkpoint.envelope import Kind, shard_data
+from ringfence.checkpoint.envelope import EnvelopeKind, shard_data
 from ringfence.checkpoint.folder import LocalStorage
-from ringfence.checkpoint.index import Chunk, Index, Place, Shard, TensorItem
+from ringfence.checkpoint.index import Chunk, Index, Shard, StoredBytes, TensorItem
 from ringfence.checkpoint.storage import INDEX_NAME, Input
 from ringfence.checkpoint.streams import SealingThreads, StreamWriter
 from ringfence.checkpoint.tensors import memory_of
@@ -43,7 +43,7 @@ def test_changed_checkpoints_are_refused(tmp_path: Path, full: bool) -> None:
 def save_of_two_ranks(path: Path, key: str) -> list[Path]:
     """Save a tensor as two ranks do, a half of it in a shard each; return the files of the shards."""
     storage, halves = LocalStorage(), (torch.full((4,), 1.0), torch.full((4,), 2.0))
-    data_key, header = key_wrap.new_data_key(key_wrap.wrapper_of(key), Kind.INDEX)
+    data_key, header = key_wrap.new_data_key(key_wrap.wrapper_of(key), EnvelopeKind.INDEX)
     place = storage.begin(str(path))
     shards = tuple(Shard(bytes([rank + 1]) * 16, half.nbytes) for rank, half in enumerate(halves))
     with SealingThreads(1) as threads:
@@ -52,7 +52,7 @@ def save_of_two_ranks(path: Path, key: str) -> list[Path]:
             stream = StreamWriter(output, data_key, shard_data(header.id, shard.id), threads)
             stream.write(memory_of(half))
             stream.finish()
-    chunks = tuple(Chunk((4 * rank,), (4,), Place(rank, 0, shard.size)) for rank, shard in enumerate(shards))
+    chunks = tuple(Chunk((4 * rank,), (4,), StoredBytes(rank, 0, shard.size)) for rank, shard in enumerate(shards))
     index = Index(header.id, shards, (TensorItem(("weight",), "float32", (8,), chunks),))
     content = header.encode() + streams.seal(data_key, header.associated_data, index.encode())
     output = storage.create(place, INDEX_NAME, len(content))

@@ -15,7 +15,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from ringfence import keys
-from ringfence.collectives import Table
+from ringfence.collectives import Thresholds
 from ringfence.errors import AuthenticationError
 from ringfence.keys import TAG_BYTES, Secret
 from ringfence.link.frames import HEADER_BYTES, Type
@@ -24,7 +24,7 @@ from tests.attack.wire_messages import Kind, MessageSplitter
 from tests.memory_cluster import World, broadcast
 
 BLOCK = 16
-CHAIN = Table(small=64, chain_slice=32)  # 0 -> 1 -> 2 -> 3, sealed by rank 0
+CHAIN = Thresholds(small=64, chain_slice=32)  # 0 -> 1 -> 2 -> 3, sealed by rank 0
 PATH, HELPER = (0, 1), 3
 REDUCTION = 0xE1 << 120  # of GCM's field
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ringfence import keys
-from ringfence.collectives import Table
+from ringfence.collectives import Thresholds
 from ringfence.link.frames import HEADER_BYTES, Type
 from ringfence.transport.in_memory import Pipe
 from tests.attack.wire_messages import Kind, MessageSplitter
 from tests.memory_cluster import World, broadcast
 
 SIZE, HONEST = 4, 1
-ORIGIN_SEALS = Table(small=64, chain_slice=32)  # broadcasts are sealed once by their root and forwarded
+ORIGIN_SEALS = Thresholds(small=64, chain_slice=32)  # broadcasts are sealed once by their root and forwarded
 
 
 def draw_of(worker: int) -> Callable[[int], bytes]:

@@ -24,7 +24,7 @@ from ringfence.launch import worker
 from ringfence.launch.agent_client import AgentClient
 from ringfence.launch.agent_loop import AgentLoop
 from ringfence.launch.host import OWN, Host
-from ringfence.launch.messages import Operation, Result, from_json
+from ringfence.launch.messages import CallResult, Operation, from_json
 from ringfence.launch.rounds import RoundLimits
 from ringfence.launch.store_state import StoreState
 from tests.attack.eavesdrop import Capture, namespace
@@ -87,7 +87,7 @@ def test_another_user_is_refused_whatever_the_modes_of_files(
     with caplog.at_level(logging.WARNING):
         assert result_as_other_user(agent.path) in ("received b''", "ConnectionResetError")
     assert f"refused a process of user {OTHER_USER}" in caplog.text
-    assert AgentClient(agent.path).ask(Operation.STATUS).result is Result.OK
+    assert AgentClient(agent.path).ask(Operation.STATUS).result is CallResult.OK
 
 
 def serve_as_other_user(pipe: Connection, path: str) -> None:

@@ -11,14 +11,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import Secret
-from ringfence.link.hello import CONFIRM_BYTES, REPLY_BYTES, Confirm, Hello, Lane, LinkHandshake, Reply
+from ringfence.link.hello import CONFIRM_BYTES, REPLY_BYTES, Confirm, Lane, LinkHandshake, LinkHello, Reply
 from ringfence.runtime import link_keys
 from ringfence.runtime.link_keys import LinkKeys
 
 PRIVATE = [X25519PrivateKey.generate() for _ in range(2)]
 PUBLIC = [each.public_key().public_bytes_raw() for each in PRIVATE]
 SESSION_KEY = bytes(range(32))
-HELLO = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes([7] * 32))
+HELLO = LinkHello(0, 1, Lane.COLLECTIVE, bytes(32), bytes([7] * 32))
 NONCE = bytes([9] * 32)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence import keys
-from ringfence.link.hello import HELLO_BYTES, Hello, Lane, write_hello
+from ringfence.link.hello import HELLO_BYTES, Lane, LinkHello, write_hello
 from tests.pool import Pool, values
 
 WORLD = 3
@@ -34,7 +34,7 @@ def all_reduce() -> float:
 
 def forged_hello(sender: int, receiver: int) -> bytes:
     """A well-formed hello under a key that is not the session's."""
-    hello = Hello(sender, receiver, Lane.COLLECTIVE, os.urandom(32), os.urandom(keys.NONCE_BYTES))
+    hello = LinkHello(sender, receiver, Lane.COLLECTIVE, os.urandom(32), os.urandom(keys.NONCE_BYTES))
     return write_hello(keys.Secret(os.urandom(32)), hello)
 
 

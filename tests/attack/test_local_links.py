@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ringfence import keys
 from ringfence.errors import RingfenceError
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, write_hello
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Lane, LinkHello, write_hello
 from ringfence.link.seal import Opener, Sealer
 from ringfence.link.unsealed import LocalOpener, LocalSealer
 from ringfence.session.join import listener
@@ -196,7 +196,7 @@ def send_descriptors(together: bool) -> bool:
     if dist.get_rank() == 0:
         engine = dist.group.WORLD._session.engine
         group = next(iter(engine.communicators.active))
-        hello = Hello(0, 1, Lane.COLLECTIVE_LOCAL, group, os.urandom(keys.NONCE_BYTES))
+        hello = LinkHello(0, 1, Lane.COLLECTIVE_LOCAL, group, os.urandom(keys.NONCE_BYTES))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(ConnectionError):
             connection.settimeout(SECONDS)
             connection.connect(local_name(1))

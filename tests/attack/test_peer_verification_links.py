@@ -12,7 +12,7 @@ from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, CollectiveTimeoutError
 from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES, Secret
 from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Lane, LinkHello
 from ringfence.runtime import acceptor
 from ringfence.transport.in_memory import MemoryStream, Pipe
 from tests.attack.test_peer_verification import SIZE, honest, submit_all_reduce
@@ -133,7 +133,7 @@ class Shaken(NamedTuple):
 
 def send_hello(world: World) -> tuple[MemoryStream, Shaken]:
     """Send a hello and read the reply."""
-    greeting = Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE)
+    greeting = LinkHello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE)
     stream = world.wires.connect(5, 4)
     stream.send(memoryview(world.engines[5].keys.hello_bytes(greeting)))
     settle(world)
@@ -201,7 +201,7 @@ def test_a_flood_does_not_displace_a_presented_proof(monkeypatch: pytest.MonkeyP
     stream, secrets = send_hello(world)
     frame = confirm(world, stream, secrets)
     send(world, stream, frame[:500])
-    replayed = world.engines[5].keys.hello_bytes(Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE))
+    replayed = world.engines[5].keys.hello_bytes(LinkHello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE))
     for number in range(10):
         world.wait(0.1)
         send(world, world.wires.connect(100 + number, 4), replayed)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ringfence import keys
 from ringfence.errors import RingfenceError
 from ringfence.link.frames import HEADER_BYTES, HOP_OVERHEAD, NO_ORIGIN, Type
-from ringfence.link.hello import REPLY_BYTES, Hello, Lane, write_hello
+from ringfence.link.hello import REPLY_BYTES, Lane, LinkHello, write_hello
 from ringfence.runtime.point_to_point import PointToPointLink, Transfer
 from ringfence.transport.unix import LocalNetwork, unix_socket
 from tests.attack.test_same_machine import other_network, other_user, unmapped_user
@@ -120,7 +120,7 @@ def dial_with_lane(lane: int, over_tcp: bool) -> bytes | None:
     """On worker 0, which is admitted: dial worker 1 with a hello of this lane. Return its answer."""
     session = dist.group.WORLD._session
     engine = session.engine
-    hello = Hello(0, 1, Lane(lane), engine.communicators.active.copy().popitem()[0], bytes(keys.NONCE_BYTES))
+    hello = LinkHello(0, 1, Lane(lane), engine.communicators.active.copy().popitem()[0], bytes(keys.NONCE_BYTES))
     if over_tcp:
         address = session.network._addresses[1]
         connection = socket.create_connection(address[:2], timeout=10)

@@ -24,7 +24,7 @@ from ringfence.admission.proofs.certificate import CertificateProver, Certificat
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import CHECKING, Outgoing, Phase, Terms, Tree
 from ringfence.errors import AdmissionError, AuthenticationError, ProtocolError
-from ringfence.link.hello import Hello, Lane, LinkHandshake, read_hello, write_hello
+from ringfence.link.hello import Lane, LinkHandshake, LinkHello, read_hello, write_hello
 from tests.certificates import Authority, now, spiffe
 from tests.unit.admission_samples import SUITES, fixed_bytes, worker
 from tests.unit.peer_verification_samples import NOW, PATIENCE, Technology, binding_of, by_snp, entry_of
@@ -218,7 +218,7 @@ class Split:
         """Return the key of the session that this worker is in. The liar knows all inputs of it."""
         return keys.session_key(secret_of(0), self.roster(rank).digest)
 
-    def link(self, worker: int, private: X25519PrivateKey, peer: bytes, hello: Hello) -> tuple[bytes, bytes]:
+    def link(self, worker: int, private: X25519PrivateKey, peer: bytes, hello: LinkHello) -> tuple[bytes, bytes]:
         """Return both keys of a link in the session of `worker`, as the holder of this private key derives them."""
         shared = private.exchange(X25519PublicKey.from_public_bytes(peer))
         # Both send their ML-KEM messages over this connection, so the liar has its secret too.
@@ -231,8 +231,8 @@ def secret_of(rank: int) -> keys.Secret:
     return keys.Secret(bytes([rank]) * 32)
 
 
-def hello(sender: int, receiver: int) -> Hello:
-    return Hello(sender, receiver, Lane.COLLECTIVE, fixed_bytes("a group without the liar"), fixed_bytes("dialler"))
+def hello(sender: int, receiver: int) -> LinkHello:
+    return LinkHello(sender, receiver, Lane.COLLECTIVE, fixed_bytes("a group without the liar"), fixed_bytes("dialler"))
 
 
 @pytest.mark.promise("Two rosters end the join on every worker, by name, if every name stands for one rank.")

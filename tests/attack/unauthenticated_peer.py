@@ -7,16 +7,16 @@ import socket
 from dataclasses import replace
 
 from ringfence import keys
-from ringfence.admission.binding import Channel
+from ringfence.admission.binding import TlsValues
 from ringfence.admission.entry import Entry
-from ringfence.admission.messages import HANDSHAKE, Frames, Message, encode
+from ringfence.admission.messages import HANDSHAKE, Message, MessageSplitter, encode
 from ringfence.errors import ProtocolError
 from ringfence.transport.tls import Credentials, Tls
 from tests.limits import HANG
 
 
-def channel_of(tls: Tls) -> Channel:
-    return Channel(tls.own_key_digest, tls.peer_key_digest, tls.exporter())
+def channel_of(tls: Tls) -> TlsValues:
+    return TlsValues(tls.own_key_digest, tls.peer_key_digest, tls.exporter())
 
 
 def tls_pair(client: Credentials, server: Credentials) -> tuple[Tls, Tls]:
@@ -34,7 +34,7 @@ class UnauthenticatedPeer:
     def __init__(self, connection: socket.socket, credentials: Credentials, *, server: bool) -> None:
         self.tls = Tls(credentials, server=server)
         self._socket = connection
-        self._frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+        self._frames = MessageSplitter(HANDSHAKE, keys.ADMISSION_BYTES)
         connection.settimeout(HANG)
         while not self.tls.established:
             assert self._exchange(), "the worker closed the connection during the TLS handshake"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ringfence import keys
 from ringfence.checkpoint import envelope, index, values
-from ringfence.checkpoint.envelope import Envelope, Kind
-from ringfence.checkpoint.index import ITEM_BYTES, Chunk, Index, Place, Shard, TensorItem, ValueItem
+from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
+from ringfence.checkpoint.index import ITEM_BYTES, Chunk, Index, Shard, StoredBytes, TensorItem, ValueItem
 from ringfence.errors import ProtocolError
 from tests.fuzz.target import Target
 
@@ -13,11 +13,11 @@ SHARDS = (Shard(b"a" * 16, 4096), Shard(b"b" * 16, 1 << 40))
 
 
 def _indices() -> list[bytes]:
-    scalar = TensorItem(("a", "scalar"), "bool", (), (Chunk((), (), Place(0, 0, 1)),))
+    scalar = TensorItem(("a", "scalar"), "bool", (), (Chunk((), (), StoredBytes(0, 0, 1)),))
     empty = TensorItem(("b", 0), "complex128", (0, 7), ())
-    chunks = tuple(Chunk((2 * each, 0), (2, 3), Place(each % 2, 24 * each, 24)) for each in range(3))
+    chunks = tuple(Chunk((2 * each, 0), (2, 3), StoredBytes(each % 2, 24 * each, 24)) for each in range(3))
     tensor = TensorItem(("c", 1, "weight"), "float32", (6, 3), chunks)
-    value = ValueItem(("d",), Place(1, 1 << 30, 12))
+    value = ValueItem(("d",), StoredBytes(1, 1 << 30, 12))
     found = [
         Index(b"s" * 16, SHARDS, (scalar, empty, tensor, value), 12, {"run": "name", "lr": [0.5, None]}),
         Index(b"s" * 16, SHARDS[:1], (scalar,)),
@@ -43,7 +43,7 @@ def _decode(data: bytes) -> None:
 
 
 def _headers() -> list[bytes]:
-    return [Envelope(kind, b"i" * 16, "file:0123456789abcdef", b"w" * 80).encode() for kind in Kind]
+    return [Envelope(kind, b"i" * 16, "file:0123456789abcdef", b"w" * 80).encode() for kind in EnvelopeKind]
 
 
 def _parse_header(data: bytes) -> None:

@@ -18,7 +18,7 @@ from OpenSSL import SSL, crypto
 from ringfence import keys
 from ringfence.admission.binding import Binding, Role
 from ringfence.admission.handshake import State
-from ringfence.admission.messages import HANDSHAKE, Frames, Proof, encode
+from ringfence.admission.messages import HANDSHAKE, MessageSplitter, Proof, encode
 from ringfence.admission.policy import Admitted, Evidence, Policy, Prover, verdict
 from ringfence.admission.proofs import azure, bundle, certificate, hcl_report, nvidia, snp, tdx_quote, token
 from ringfence.errors import ProtocolError
@@ -187,7 +187,7 @@ def _converse(data: bytes) -> tuple[float, int]:
     """Frames of a child that is not admitted, as its parent receives them."""
     handshake = worker(0).handshake(Role.PARENT)
     handshake.begin(channels(worker(1), worker(0))[1])
-    frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+    frames = MessageSplitter(HANDSHAKE, keys.ADMISSION_BYTES)
     before = clock()
     with contextlib.suppress(ProtocolError):
         frames.feed(data)

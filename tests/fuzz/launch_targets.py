@@ -6,16 +6,16 @@ import torch.distributed as dist
 
 from ringfence import keys
 from ringfence.admission.encoding import Reader
-from ringfence.admission.messages import Frames, encode
+from ringfence.admission.messages import MessageSplitter, encode
 from ringfence.errors import ProtocolError
 from ringfence.launch.messages import (
     FROM_HOST,
     TO_HOST,
+    AgentCall,
     Answer,
-    Call,
+    CallResult,
     Notice,
     Operation,
-    Result,
     from_json,
     refused,
     to_json,
@@ -28,11 +28,11 @@ OWN, OTHER = 0, 1  # the clients of a host with one other agent
 GENERATION = "incarnation.1"
 
 
-def _attachment(**changes: object) -> Call:
-    return Call(0, Operation.ATTACH, parts=(to_json({"agent": "other", "rank": 1, **changes}),))
+def _attachment(**changes: object) -> AgentCall:
+    return AgentCall(0, Operation.ATTACH, parts=(to_json({"agent": "other", "rank": 1, **changes}),))
 
 
-def _calls() -> list[Call]:
+def _calls() -> list[AgentCall]:
     pair = (b"key", b"7")
     store = {
         Operation.SET: pair,
@@ -46,14 +46,18 @@ def _calls() -> list[Call]:
         Operation.APPEND: pair,
     }
     rounds = [Operation.JOIN, Operation.DONE, Operation.LEAVE, Operation.STATUS]
-    found = [_attachment(), _attachment(agent="another", rank=None), Call(9, Operation.CLOSE, parts=(b"a reason",))]
-    found += [Call(7, operation, milliseconds=1000) for operation in rounds]
-    found += [Call(8, operation, GENERATION, 1000, parts) for operation, parts in store.items()]
+    found = [
+        _attachment(),
+        _attachment(agent="another", rank=None),
+        AgentCall(9, Operation.CLOSE, parts=(b"a reason",)),
+    ]
+    found += [AgentCall(7, operation, milliseconds=1000) for operation in rounds]
+    found += [AgentCall(8, operation, GENERATION, 1000, parts) for operation, parts in store.items()]
     large = b"9" * 20  # more than 64 bits
-    found += [Call(8, Operation.ADD, GENERATION, parts=(b"key", large))]
-    found += [Call(8, Operation.SET, GENERATION, parts=(b"known", large))]
-    found += [Call(8, Operation.ADD, GENERATION, parts=(b"known", b"1"))]
-    return [*found, Call(8, Operation.SET, "incarnation.0", parts=pair)]
+    found += [AgentCall(8, Operation.ADD, GENERATION, parts=(b"key", large))]
+    found += [AgentCall(8, Operation.SET, GENERATION, parts=(b"known", large))]
+    found += [AgentCall(8, Operation.ADD, GENERATION, parts=(b"known", b"1"))]
+    return [*found, AgentCall(8, Operation.SET, "incarnation.0", parts=pair)]
 
 
 # -- codecs -----------------------------------------------------------------------------------------------------------
@@ -61,7 +65,7 @@ def _calls() -> list[Call]:
 
 def _streams() -> list[bytes]:
     """A byte that selects the direction, then frames."""
-    answers = [Answer(1, Result.OK, (b"value", b"")), Answer(2, Result.TIMEOUT), refused(3, "a reason")]
+    answers = [Answer(1, CallResult.OK, (b"value", b"")), Answer(2, CallResult.TIMEOUT), refused(3, "a reason")]
     notices = [Notice(GENERATION), Notice(GENERATION, ended=True, waiting=True, closed="a reason")]
     answered = [encode(each) for each in answers] + [encode(each) for each in notices]
     return [b"\0" + encode(each) for each in _calls()] + [b"\1" + each for each in answered]
@@ -69,7 +73,7 @@ def _streams() -> list[bytes]:
 
 def _cut(data: bytes) -> None:
     stream, seen = data[1:], b""
-    cutter = Frames(FROM_HOST if data[:1] and data[0] & 1 else TO_HOST, keys.CALL_BYTES)
+    cutter = MessageSplitter(FROM_HOST if data[:1] and data[0] & 1 else TO_HOST, keys.CALL_BYTES)
     half = len(stream) // 2
     for piece in (stream[:half], stream[half:]):
         cutter.feed(piece)
@@ -96,25 +100,25 @@ def _state() -> StoreState:
     state.rounds.attach(OWN, "own", 0)
     state.call(OTHER, _attachment(), 0.0)
     for client in (OWN, OTHER):
-        state.call(client, Call(1, Operation.JOIN, milliseconds=1000), 0.0)
+        state.call(client, AgentCall(1, Operation.JOIN, milliseconds=1000), 0.0)
     assert state.rounds.is_open and state.rounds.generation == GENERATION
-    state.call(OWN, Call(2, Operation.SET, GENERATION, parts=(b"known", b"1")), 0.0)
+    state.call(OWN, AgentCall(2, Operation.SET, GENERATION, parts=(b"known", b"1")), 0.0)
     return state
 
 
 def _serve(data: bytes) -> None:
     """An admitted agent sends to the host whatever it likes, then disconnects; the host's own agent still gets answers."""
-    state, cutter = _state(), Frames(TO_HOST, keys.CALL_BYTES)
+    state, cutter = _state(), MessageSplitter(TO_HOST, keys.CALL_BYTES)
     cutter.feed(data)
     try:
         while (message := cutter.next()) is not None:
-            assert isinstance(message, Call)
+            assert isinstance(message, AgentCall)
             for _, outgoing in state.call(OTHER, message, 1.0):
                 encode(outgoing)
     finally:
         state.disconnect(OTHER, 2.0)
         state.tick(state.next_at())
-        asked = Call(3, Operation.COUNT, state.rounds.generation)
+        asked = AgentCall(3, Operation.COUNT, state.rounds.generation)
         assert [client for client, each in state.call(OWN, asked, 3.0) if isinstance(each, Answer)] == [OWN]
 
 

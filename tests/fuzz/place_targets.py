@@ -10,7 +10,7 @@ from OpenSSL import crypto
 
 from ringfence import keys
 from ringfence.admission.entry import HOST_BYTES, format_address
-from ringfence.collectives import Collective, Table, choose
+from ringfence.collectives import Collective, Thresholds, choose
 from ringfence.config.settings import parse_address
 from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError
 from ringfence.link import evidence_frame, frames
@@ -117,12 +117,12 @@ def _read_proof_frame(data: bytes) -> None:
 
 
 def _tables() -> list[bytes]:
-    return [Table().to_bytes(), Table(*[0] * 8).to_bytes(), Table(*[(1 << 64) - 1] * 8).to_bytes()]
+    return [Thresholds().to_bytes(), Thresholds(*[0] * 8).to_bytes(), Thresholds(*[(1 << 64) - 1] * 8).to_bytes()]
 
 
 def _read_table(data: bytes) -> None:
     """Whatever its thresholds are, every collective of every size has a schedule."""
-    table = Table.from_bytes(data)
+    table = Thresholds.from_bytes(data)
     assert table.to_bytes() == data
     for kind in Collective:
         for size in (2, 5):

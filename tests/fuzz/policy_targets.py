@@ -210,7 +210,7 @@ def _read_lists(data: bytes) -> None:
     authority, now = _authority(), certificates.now()
     for each in lists:
         assert each.describe().isprintable() and each.validity.end is not None and isinstance(each.serials, frozenset)
-    revocation = crl.Revocation(86400, tuple(lists), frozenset({crl.identity(authority.certificate)}))
+    revocation = crl.CrlRule(86400, tuple(lists), frozenset({crl.identity(authority.certificate)}))
     try:
         chain = [x509.load_der_x509_certificate(_worker()[0]), authority.certificate]
         revocation.check("the worker", chain, now, Memory())
@@ -248,7 +248,7 @@ def _read_response(data: bytes) -> None:
     path = [each.certificate for each in ocsp_mint.path_of(_device(), _top())]
     others = [ocsp_status.read("another", each) for each in _responses()[1:3]]
     try:
-        revocation = ocsp_status.Revocation(86400, (found, *others))
+        revocation = ocsp_status.OcspRule(86400, (found, *others))
         revocation.check("the device", [path[0], *path], nvidia_mint.NOW, Memory())
     except AdmissionError:
         return

@@ -87,7 +87,7 @@ def _verify_quote(data: bytes) -> None:
 @cache
 def _snp_terms() -> tuple[snp.Rules, float, bytes]:
     one = snp_records.RECORDS["trustee"]
-    return snp_records.rules_for(one), one.now, snp_report.Report.decode(one.report).report_data
+    return snp_records.rules_for(one), one.now, snp_report.SnpReport.decode(one.report).report_data
 
 
 def _reports() -> list[bytes]:

@@ -7,7 +7,7 @@ from ringfence.admission import messages
 from ringfence.admission.binding import Role
 from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import State
-from ringfence.admission.messages import HANDSHAKE, TREE, Frames, encode, tree_frame_limit
+from ringfence.admission.messages import HANDSHAKE, TREE, MessageSplitter, encode, tree_frame_limit
 from ringfence.admission.proofs import bundle
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.tree import Terms, Tree
@@ -43,7 +43,7 @@ def _read_header(data: bytes) -> None:
 
 def _hellos() -> list[bytes]:
     places = [*((lane, 0) for lane in hello.Lane), (hello.Lane.COLLECTIVE, keys.CHANNEL_LIMIT - 1)]
-    made = [hello.Hello(1, 2, lane, bytes(32), bytes(range(32)), channel) for lane, channel in places]
+    made = [hello.LinkHello(1, 2, lane, bytes(32), bytes(range(32)), channel) for lane, channel in places]
     return [hello.write_hello(SESSION_KEY, each) for each in made]
 
 
@@ -115,7 +115,7 @@ def _streams() -> list[bytes]:
 def _cut(data: bytes) -> None:
     types, limit = _TABLES[data[0] % len(_TABLES)] if data else _TABLES[0]
     stream = data[1:]
-    cutter = Frames(types, limit)
+    cutter = MessageSplitter(types, limit)
     half = len(stream) // 2
     seen = b""
     for piece in (stream[:half], stream[half:]):
@@ -136,7 +136,7 @@ def _handshake(data: bytes) -> None:
     ends = channels(worker(1), worker(0), exporter=b"another connection".ljust(32))
     handshake = own.handshake(role)
     handshake.begin(ends[role])
-    cutter = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+    cutter = MessageSplitter(HANDSHAKE, keys.ADMISSION_BYTES)
     cutter.feed(data[1:])
     try:
         while handshake.state is not State.REFUSED and (message := cutter.next()) is not None:
@@ -158,7 +158,7 @@ def _tree(data: bytes) -> None:
             tree.attach_child(worker(rank).entry, bytes(32), SharedSecret.kind)
     else:
         tree.attach_parent(worker(0).entry, bytes(32))
-    cutter = Frames(TREE, tree_frame_limit(WORLD))
+    cutter = MessageSplitter(TREE, tree_frame_limit(WORLD))
     cutter.feed(data[1:])
     while (message := cutter.next()) is not None:
         tree.receive(1 if is_root else 0, message)

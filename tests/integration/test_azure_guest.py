@@ -228,7 +228,7 @@ def test_quote_and_pcrs_are_those_of_the_tpm(snp_vm: VirtualTpm) -> None:
 def test_a_tpm_that_does_not_respond_is_given_up(tmp_path: Path) -> None:
     """A pipe takes the command, and nobody answers."""
     near, far = os.pipe()
-    silent = tpm.Device(far, seconds=0.05)
+    silent = tpm.TpmDevice(far, seconds=0.05)
     with pytest.raises(ConfigurationError, match="did not respond within 0 s"):
         tpm.nv_size(silent, 0x01400001)
     os.close(near)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import ringfence
-from ringfence.collectives import Collective, Table
+from ringfence.collectives import Collective, Thresholds
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.machines import spread
 from ringfence_lab.bench.byte_counts import Traffic, traffic
@@ -126,4 +126,4 @@ def test_a_machine_sends_what_one_worker_alone_on_it_would_send() -> None:
     two_levels = traffic(Collective.ALL_REDUCE, size, 8, spread((1, 1, 1, 1, 2, 2, 2, 2)))
     assert two_levels.sealed == traffic(Collective.ALL_REDUCE, size, 2).sealed == 2 * size
     assert traffic(Collective.ALL_REDUCE, size, 8).sealed == 14 * size
-    assert traffic(Collective.ALL_REDUCE, size, 8, table=Table(small=1 << 40)).sealed == 24 * size  # doubling
+    assert traffic(Collective.ALL_REDUCE, size, 8, table=Thresholds(small=1 << 40)).sealed == 24 * size  # doubling

@@ -10,7 +10,7 @@ import pytest
 
 from ringfence.admission.entry import format_address
 from ringfence.config.private_files import load_secret, new_secret_file
-from ringfence.config.settings import RENAMED, Settings, inherited, parse_address
+from ringfence.config.settings import Settings, inherited, parse_address
 from ringfence.errors import ConfigurationError
 from ringfence.session import session
 from ringfence.session.join.provers import policy_of
@@ -166,13 +166,6 @@ def test_a_misspelt_setting_is_refused_naming_the_nearest_one(secret_file: Path,
         settings(secret_file, **{name: "/etc/policy.toml"})
     with pytest.raises(ConfigurationError, match=name):
         settings(secret_file, **{name: ""})
-
-
-@pytest.mark.parametrize(("former", "name"), RENAMED.items())
-def test_a_former_setting_is_refused_naming_the_current_one(secret_file: Path, former: str, name: str) -> None:
-    for value in ("python", ""):
-        with pytest.raises(ConfigurationError, match=f"^{former} is called {name} now: rename it$"):
-            settings(secret_file, **{former: value})
 
 
 @pytest.mark.parametrize("name", ["FENCE_POLICY", "INFERENCE_POLICY", "REFERENCE_FILE", "RING_SIZE", "STRING", "_"])

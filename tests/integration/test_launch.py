@@ -29,7 +29,7 @@ from ringfence.errors import ConfigurationError
 from ringfence.keys import CALL_BYTES
 from ringfence.launch import agent_admission
 from ringfence.launch.handler import SealedRendezvous, create
-from ringfence.launch.messages import Call, Operation
+from ringfence.launch.messages import AgentCall, Operation
 from tests import ports
 from tests.cli.command import ringfence
 from tests.integration.join_cluster import Warnings
@@ -130,7 +130,7 @@ def test_values_of_one_node_reach_the_other_and_end_with_their_round(agent: Star
 
 def test_a_value_beyond_the_limit_is_refused_with_its_size(agent: Start) -> None:
     store = agent(0, None, 1).next_rendezvous().store
-    largest = CALL_BYTES - len(Call(1, Operation.SET, generation(), 0, (b"key", b"")).body())
+    largest = CALL_BYTES - len(AgentCall(1, Operation.SET, generation(), 0, (b"key", b"")).body())
     store.set("key", bytes(largest))
     assert len(store.get("key")) == largest
     for refused in (lambda: store.set("key", bytes(largest + 1)), lambda: store.append("key", bytes(largest + 1))):

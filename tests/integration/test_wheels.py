@@ -181,7 +181,7 @@ def test_workers_of_both_wheels_form_a_group(installed: dict[str, Path], tmp_pat
 def test_a_worker_without_the_compiled_data_plane_refuses_and_says_what_to_do(
     installed: dict[str, Path], tmp_path: Path
 ) -> None:
-    command = [installed["pure"] / "bin/python", "-c", WORKER, "0", "1"]
+    command = [str(installed["pure"] / "bin/python"), "-c", WORKER, "0", "1"]
     done = subprocess.run(command, cwd=tmp_path, env=clean_environment(tmp_path), capture_output=True, text=True)
     assert done.returncode == 1
     assert "ConfigurationError: this installation lacks the compiled data plane: install a C compiler" in done.stderr

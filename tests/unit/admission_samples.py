@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from ringfence import keys
-from ringfence.admission.binding import Channel, Role
+from ringfence.admission.binding import Role, TlsValues
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.handshake import Handshake
 from ringfence.admission.messages import (
@@ -76,17 +76,20 @@ def worker(rank: int, world_size: int = 4, secret: keys.Secret = SECRET, **chang
     return Worker(entry, SharedSecret(secret, entry.run_id))
 
 
-def channels(child: Worker, parent: Worker, exporter: bytes = b"e" * 32) -> tuple[Channel, Channel]:
+def channels(child: Worker, parent: Worker, exporter: bytes = b"e" * 32) -> tuple[TlsValues, TlsValues]:
     """What TLS would tell the child, and the parent, of one connection."""
     one, two = child.entry.tls_key_digest, parent.entry.tls_key_digest
-    return Channel(one, two, exporter), Channel(two, one, exporter)
+    return TlsValues(one, two, exporter), TlsValues(two, one, exporter)
 
 
 Tamper = Callable[[Role, Message], Message]
 
 
 def converse(
-    child: Handshake, parent: Handshake, ends: tuple[Channel, Channel], tamper: Tamper = lambda role, message: message
+    child: Handshake,
+    parent: Handshake,
+    ends: tuple[TlsValues, TlsValues],
+    tamper: Tamper = lambda role, message: message,
 ) -> list[tuple[Role, Message]]:
     """Pass messages between two handshakes until neither sends any. `tamper` may change them."""
     transcript: list[tuple[Role, Message]] = []

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from ringfence.checkpoint.index import Chunk, Index, Item, Place, Shard, TensorItem, ValueItem, name_of
+from ringfence.checkpoint.index import Chunk, Index, Item, Shard, StoredBytes, TensorItem, ValueItem, name_of
 from ringfence.checkpoint.storage import Input, Output
 from ringfence.config.private_files import new_secret_file
 from ringfence.errors import CheckpointError
@@ -118,13 +118,13 @@ def indices(draw: st.DrawFn) -> Index:
     for path in draw(st.lists(PATHS, max_size=4, unique_by=name_of)):
         places = st.tuples(st.integers(0, len(shards) - 1), st.integers(0, 1000))
         if draw(st.booleans()):
-            items.append(ValueItem(path, Place(*draw(places), draw(st.integers(1, 1000)))))
+            items.append(ValueItem(path, StoredBytes(*draw(places), draw(st.integers(1, 1000)))))
             continue
         rows = draw(st.lists(st.integers(1, 5), max_size=3))
         chunks = []
         for number, count in enumerate(rows):
             shard, offset = draw(places)
-            chunks.append(Chunk((sum(rows[:number]), 0), (count, 3), Place(shard, offset, count * 3 * 4)))
+            chunks.append(Chunk((sum(rows[:number]), 0), (count, 3), StoredBytes(shard, offset, count * 3 * 4)))
         items.append(TensorItem(path, "float32", (sum(rows), 3), tuple(chunks)))
     items.sort(key=lambda item: name_of(item.path))
     notes = draw(st.dictionaries(st.text("abc", max_size=3), LEAVES, max_size=2))

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
-from ringfence.collectives import Buffer, Collective, Table, choose
+from ringfence.collectives import Buffer, Collective, Thresholds, choose
 from ringfence.dataplane.buffers import as_bytes
 from ringfence.dataplane.request import POINT_TO_POINT, CollectiveRequest
 from ringfence.link.frames import Call
@@ -18,9 +18,11 @@ from ringfence.runtime.point_to_point import Transfer
 from tests.memory_cluster import World
 
 TABLES = {
-    "as shipped": Table(),
-    "rings and chains": Table(small=0, ring_slice=0, chain_slice=0, direct_group=0, direct_part=0, bruck_group=999),
-    "trees": Table(small=0, ring_slice=1 << 40, chain_group=0, direct_group=0, direct_part=1 << 40, bruck_group=2),
+    "as shipped": Thresholds(),
+    "rings and chains": Thresholds(
+        small=0, ring_slice=0, chain_slice=0, direct_group=0, direct_part=0, bruck_group=999
+    ),
+    "trees": Thresholds(small=0, ring_slice=1 << 40, chain_group=0, direct_group=0, direct_part=1 << 40, bruck_group=2),
 }
 
 

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence.admission.proofs.snp import Rules
-from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, Report
+from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SnpReport
 
 FOLDER = Path(__file__).parents[1] / "evidence" / "snp"
 HCL = 32  # where the report begins in what Azure's paravisor hands out
@@ -105,7 +105,7 @@ AWS = "CN=cc-us-east-2.amazonaws.com"
 
 def rules_for(record: Record) -> Rules:
     """Rules that this guest just meets."""
-    report, product = Report.decode(record.report), PRODUCTS[record.product]
+    report, product = SnpReport.decode(record.report), PRODUCTS[record.product]
     return Rules(
         measurements=(report.measurement,),
         minimum_tcb=((product.name, product.tcb(report.reported_tcb)),),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ringfence.admission import encoding
 from ringfence.admission.entry import Entry
-from ringfence.admission.messages import HANDSHAKE, HEADER_BYTES, TREE, Frames, Message, decode, encode
+from ringfence.admission.messages import HANDSHAKE, HEADER_BYTES, TREE, Message, MessageSplitter, decode, encode
 from ringfence.errors import ProtocolError
 from ringfence.runtime.aborts import ABORT_CODES
 from ringfence.runtime.control import Abort, Bye
@@ -78,7 +78,7 @@ def test_a_longer_or_shorter_body_is_refused(message: Message, count: int) -> No
 @given(st.lists(messages, max_size=3), st.integers(1, 200))
 def test_frames_do_not_depend_on_how_the_stream_is_split(sent: list[Message], piece: int) -> None:
     stream = b"".join(encode(message) for message in sent)
-    frames, found = Frames(ALL, 1 << 20), []
+    frames, found = MessageSplitter(ALL, 1 << 20), []
     for at in range(0, len(stream), piece):
         frames.feed(stream[at : at + piece])
         while (message := frames.next()) is not None:
@@ -88,14 +88,14 @@ def test_frames_do_not_depend_on_how_the_stream_is_split(sent: list[Message], pi
 
 
 def test_a_length_is_checked_before_its_bytes_arrive() -> None:
-    frames = Frames(HANDSHAKE, 1000)
+    frames = MessageSplitter(HANDSHAKE, 1000)
     frames.feed(bytes([1]) + (1001).to_bytes(4, "big"))
     with pytest.raises(ProtocolError, match="1001 bytes, where at most 1000"):
         frames.next()
 
 
 def test_a_type_is_checked_before_its_bytes_arrive() -> None:
-    frames = Frames(HANDSHAKE, 1000)
+    frames = MessageSplitter(HANDSHAKE, 1000)
     frames.feed(bytes([18]) + (900).to_bytes(4, "big"))
     with pytest.raises(ProtocolError, match="type 18"):
         frames.next()

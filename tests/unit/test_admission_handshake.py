@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringfence import keys
-from ringfence.admission.binding import Channel, Role
+from ringfence.admission.binding import Role, TlsValues
 from ringfence.admission.handshake import TABLE, Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
 from ringfence.admission.policy import verify
@@ -290,7 +290,7 @@ def test_a_handshake_begins_once_and_with_its_own_key() -> None:
     own, _ = channels(child, parent)
     handshake = child.handshake(Role.CHILD)
     with pytest.raises(ProtocolError, match="own TLS key"):
-        handshake.begin(Channel(bytes(32), own.peer_key_digest, own.exporter))
+        handshake.begin(TlsValues(bytes(32), own.peer_key_digest, own.exporter))
     handshake.begin(own)
     with pytest.raises(ProtocolError, match="starts once"):
         handshake.begin(own)

@@ -13,7 +13,7 @@ from ringfence import keys
 from ringfence.admission.binding import Role
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Listing
 from ringfence.admission.handshake import Handshake, State
-from ringfence.admission.messages import HANDSHAKE, Frames, Hello, Message, Proof, Reason, encode
+from ringfence.admission.messages import HANDSHAKE, Hello, Message, MessageSplitter, Proof, Reason, encode
 from ringfence.admission.policy import Policy, Prover, verify
 from ringfence.admission.proofs import bundle, nvidia
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
@@ -198,7 +198,7 @@ def test_a_certificate_a_quote_and_sixteen_gpus_fit_together() -> None:
     quote = (Path(__file__).parents[1] / "evidence" / "tdx" / "phala-tdx_quote").read_bytes()
     gpus = 4 * nvidia.encode([one.gpu for one in serialized("multi_gpu_hopper.json")])
     shown = Proof(bundle.KIND, bundle.encode([(2, bytes(ENDORSEMENT_BYTES)), (3, quote), (5, gpus)]))
-    frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+    frames = MessageSplitter(HANDSHAKE, keys.ADMISSION_BYTES)
     frames.feed(encode(worker(1).hello) + encode(shown))
     assert (frames.next(), frames.next()) == (worker(1).hello, shown)
     assert len(encode(shown)) + 16 * 1024 < keys.ADMISSION_BYTES, "TLS wants its share"

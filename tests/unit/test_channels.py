@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.collectives import Buffer, Collective, Table, choose
+from ringfence.collectives import Buffer, Collective, Thresholds, choose
 from ringfence.config.settings import Settings
 from ringfence.dataplane.request import PASS_BYTES, CollectiveRequest, Request
 from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError, RingfenceError
@@ -26,7 +26,7 @@ from ringfence.keys import (
     group_secret,
 )
 from ringfence.link.frames import Call
-from ringfence.link.hello import Hello, Lane, LinkSecrets
+from ringfence.link.hello import Lane, LinkHello, LinkSecrets
 from ringfence.link.segments import segment_count
 from ringfence.machines import Machines
 from ringfence.runtime.channels import ChannelEngine
@@ -48,7 +48,7 @@ class Channelled(World):
         self.further: list[ChannelEngine] = []
         self._count = channels
         self._machines = machines
-        super().__init__(size, table=Table(channels=channels, channel_bytes=SMALL), **options)
+        super().__init__(size, table=Thresholds(channels=channels, channel_bytes=SMALL), **options)
         self.engines += self.further  # the test drives them all
 
     def _networks(self, link_keys: Any) -> list[Network]:
@@ -74,7 +74,7 @@ class Channelled(World):
 
 
 def request_of(kind: Collective, longest: int, size: int = 2, dtype: torch.dtype = torch.uint8) -> CollectiveRequest:
-    schedule = choose(kind, size, 0, 0, longest, Table())
+    schedule = choose(kind, size, 0, 0, longest, Thresholds())
     parts = {Buffer.DATA: [memoryview(bytearray(longest)), memoryview(bytearray(longest // 2))]}
     return CollectiveRequest(Call(kind), 0.0, None, schedule, parts, dtype, None)
 
@@ -127,23 +127,23 @@ def test_some_collectives_stay_on_one_channel(kind: Collective) -> None:
 
 @given(st.integers(1, CHANNEL_LIMIT), st.integers(0, 2**64 - 1))
 def test_a_table_round_trip(channels: int, single: int) -> None:
-    table = Table(channels=channels, channel_bytes=single)
+    table = Thresholds(channels=channels, channel_bytes=single)
     assert table.to_bytes() == pack(">B10Q", 2, *astuple(table))
-    assert Table.from_bytes(table.to_bytes()) == table
+    assert Thresholds.from_bytes(table.to_bytes()) == table
 
 
 @pytest.mark.parametrize("channels", [0, CHANNEL_LIMIT + 1, 2**64 - 1])
 def test_a_table_with_a_number_that_no_link_has_is_refused(channels: int) -> None:
     with pytest.raises(ProtocolError, match="a link has 1 to 8"):
-        Table.from_bytes(replace(Table(), channels=channels).to_bytes())
+        Thresholds.from_bytes(replace(Thresholds(), channels=channels).to_bytes())
 
 
 def test_a_table_of_another_version_is_refused() -> None:
-    encoded = Table().to_bytes()
+    encoded = Thresholds().to_bytes()
     with pytest.raises(ProtocolError, match="version 1; this worker supports 2"):
-        Table.from_bytes(b"\1" + encoded[1:])
+        Thresholds.from_bytes(b"\1" + encoded[1:])
     with pytest.raises(ProtocolError, match="has 81 bytes, this one has 65"):
-        Table.from_bytes(b"\1" + encoded[1:65])
+        Thresholds.from_bytes(b"\1" + encoded[1:65])
 
 
 @pytest.mark.parametrize("value", ["0", "9", "two", "-1", "1.5", " 2", "1000000000000"])
@@ -154,7 +154,7 @@ def test_a_setting_that_no_link_has_is_refused(value: str) -> None:
 
 def test_the_setting_of_rank_0_is_the_tables() -> None:
     table = _proposed(Session.table, Settings.without_credentials({"RINGFENCE_CHANNELS": "3"}))
-    assert table == Table(channels=3) and _proposed(Session.table, Settings()) == Table()
+    assert table == Thresholds(channels=3) and _proposed(Session.table, Settings()) == Thresholds()
     for same in ({}, {"RINGFENCE_CHANNELS": ""}, {"RINGFENCE_CHANNELS": "3"}):
         _check_channels(table, Settings.without_credentials(same))
     with pytest.raises(ConfigurationError, match="RINGFENCE_CHANNELS is 2 here, and rank 0 gave the run 3"):
@@ -323,7 +323,7 @@ def test_a_connection_on_its_way_to_a_channel_is_not_missed(monkeypatch: pytest.
     channel, posted = world.further[0], list[Callable[[], None]]()
     monkeypatch.setattr(channel, "post", posted.append)
     group = bytes(DIGEST_BYTES)  # one that this worker has not created yet
-    hello = Hello(1, 0, Lane.COLLECTIVE, group, bytes(NONCE_BYTES), channel=1)
+    hello = LinkHello(1, 0, Lane.COLLECTIVE, group, bytes(NONCE_BYTES), channel=1)
     channel.adopt(Arrival(hello, world.wires.connect(1, 0), LinkSecrets(Secret(bytes(32)), Secret(bytes(32)))))
     assert channel.is_connecting(1, Lane.COLLECTIVE, group)
     assert not channel.is_connecting(1, Lane.COLLECTIVE, bytes([1]) * DIGEST_BYTES)
@@ -360,7 +360,7 @@ def test_a_worker_is_verified_before_a_channel_is_dialled() -> None:
 
 def greet(world: Channelled, **changes: Any) -> Any:
     """Dial worker 1 as worker 0 would; return the reply, or None if the connection was closed."""
-    hello = Hello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes(NONCE_BYTES))._replace(**changes)
+    hello = LinkHello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes(NONCE_BYTES))._replace(**changes)
     stream = world.wires.connect(0, 1)
     stream.send(memoryview(world.engines[0].keys.hello_bytes(hello)))
     world.settle()
@@ -380,7 +380,7 @@ def test_a_hello_for_a_channel_of_the_run_is_answered() -> None:
 @pytest.mark.parametrize("change", [{"channel": 3}, {"channel": 7}, {"channel": 8}, {"channel": 255}])
 def test_a_hello_for_another_channel_is_refused(change: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     world = Channelled(2, 3)
-    answered: list[Hello] = []
+    answered: list[LinkHello] = []
     monkeypatch.setattr(LinkKeys, "reply", lambda self, hello, nonce: answered.append(hello))
     assert greet(world, **change) is None
     assert greet(Channelled(2, 1), channel=1) is None
@@ -391,7 +391,7 @@ def test_a_hello_for_another_channel_is_refused(change: dict[str, int], monkeypa
 def test_only_collective_links_have_channels(lane: Lane) -> None:
     keys = World(2).engines[0].keys
     with pytest.raises(AuthenticationError, match="a channel that no link has"):
-        keys.read_hello(keys.hello_bytes(Hello(0, 1, lane, bytes(32), bytes(32), 1)))
+        keys.read_hello(keys.hello_bytes(LinkHello(0, 1, lane, bytes(32), bytes(32), 1)))
 
 
 def test_a_second_connection_for_a_channel_is_an_error() -> None:

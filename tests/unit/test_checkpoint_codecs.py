@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from ringfence import keys
 from ringfence.checkpoint import envelope, index, values
-from ringfence.checkpoint.envelope import Envelope, Kind
-from ringfence.checkpoint.index import Chunk, Index, Place, Shard, TensorItem, ValueItem
+from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
+from ringfence.checkpoint.index import Chunk, Index, Shard, StoredBytes, TensorItem, ValueItem
 from ringfence.errors import CheckpointError, ProtocolError
 from tests.unit.checkpoint_samples import VALUES, indices
 
 HEADERS = st.builds(
     Envelope,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(EnvelopeKind),
     id=st.binary(min_size=16, max_size=16),
     key_name=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40),
     wrapped=st.binary(max_size=60),
@@ -133,7 +133,7 @@ def tensor(*chunks: Chunk, shape: tuple[int, ...] = (4, 2), dtype: str = "float3
 
 
 def chunk(row: int, rows: int, offset: int = 0, shard: int = 0) -> Chunk:
-    return Chunk((row, 0), (rows, 2), Place(shard, offset, rows * 8))
+    return Chunk((row, 0), (rows, 2), StoredBytes(shard, offset, rows * 8))
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def chunk(row: int, rows: int, offset: int = 0, shard: int = 0) -> Chunk:
         ((tensor(chunk(0, 4, 0, 1)),), "not within its shard"),
         ((tensor(chunk(0, 4), dtype="object"),), "dtype"),
         ((tensor(shape=(1 << 62, 1 << 62)),), "elements"),
-        ((ValueItem(("b",), Place(0, 0, 1)), ValueItem(("a",), Place(0, 0, 1))), "not ordered by name"),
-        ((ValueItem(("a", "b"), Place(0, 0, 1)), ValueItem(("a.b",), Place(0, 0, 1))), "one name"),
-        ((ValueItem(("a",), Place(0, 0, 0)),), "not within its shard"),
-        ((ValueItem((1, "a"), Place(0, 0, 1)),), "begins with a position"),
+        ((ValueItem(("b",), StoredBytes(0, 0, 1)), ValueItem(("a",), StoredBytes(0, 0, 1))), "not ordered by name"),
+        ((ValueItem(("a", "b"), StoredBytes(0, 0, 1)), ValueItem(("a.b",), StoredBytes(0, 0, 1))), "one name"),
+        ((ValueItem(("a",), StoredBytes(0, 0, 0)),), "not within its shard"),
+        ((ValueItem((1, "a"), StoredBytes(0, 0, 1)),), "begins with a position"),
     ],
 )
 def test_an_index_that_contradicts_itself_is_refused(items: tuple[Any, ...], message: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.admission.proofs.snp_report import Report
+from ringfence.admission.proofs.snp_report import SnpReport
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import guest, tsm
 from tests.fake_tsm import Instance, Kernel, failure
@@ -58,7 +58,7 @@ def test_a_td_returns_a_quote_without_padding() -> None:
 def test_an_snp_guest_returns_a_report_and_the_hosts_certificate() -> None:
     kernel = snp_kernel()
     report, certificate = guest.snp(DATA, kernel)
-    assert Report.decode(report).report_data == DATA
+    assert SnpReport.decode(report).report_data == DATA
     assert certificate == b"the host's VCEK"
     assert not kernel.instances
 
@@ -76,11 +76,11 @@ def test_without_a_certificate_the_error_names_amds_url() -> None:
 
 
 def test_the_address_of_a_recorded_chip() -> None:
-    turin = guest.vcek_urls(Report.decode(SNP_RECORDS["oak turin"].report))
+    turin = guest.vcek_urls(SnpReport.decode(SNP_RECORDS["oak turin"].report))
     assert turin == [
         f"{guest.AMD_KEY_SERVICE}/vcek/v1/Turin/3b42092f69c656d3?fmcSPL=0&blSPL=1&teeSPL=0&snpSPL=2&ucodeSPL=71"
     ]
-    old = guest.vcek_urls(Report.decode(SNP_RECORDS["trustee"].report))
+    old = guest.vcek_urls(SnpReport.decode(SNP_RECORDS["trustee"].report))
     assert [url.split("/")[5] for url in old] == ["Milan", "Genoa"]
 
 
@@ -90,7 +90,7 @@ def test_the_address_of_a_recorded_chip() -> None:
 @pytest.mark.parametrize(("floor", "level", "expected"), [(0, None, 0), (0, 2, 2), (2, None, 2), (2, 3, 3)])
 def test_a_report_is_requested_at_the_wanted_level(floor: int, level: int | None, expected: int) -> None:
     report, _ = guest.snp(DATA, snp_kernel(level_floor=floor), level=level)
-    assert Report.decode(report).vmpl == expected
+    assert SnpReport.decode(report).vmpl == expected
 
 
 def test_an_unavailable_level_is_refused_before_a_request() -> None:
@@ -118,7 +118,7 @@ def test_an_unavailable_level_is_refused_before_a_request() -> None:
 def test_a_transient_error_is_retried(attribute: str, code: int) -> None:
     kernel = snp_kernel(faults={attribute: [code, code]})
     report, _ = guest.snp(DATA, kernel)
-    assert Report.decode(report).report_data == DATA
+    assert SnpReport.decode(report).report_data == DATA
     assert not kernel.instances
     assert len(set(kernel.made)) == len(kernel.made), "an attempt has a folder of its own"
 
@@ -170,7 +170,7 @@ def test_a_concurrent_write_is_detected(moment: str) -> None:
     kernel = snp_kernel(before_read=intrude)
     report, _ = guest.snp(DATA, kernel)
     assert not intrusions, "nobody intruded"
-    assert Report.decode(report).report_data == DATA
+    assert SnpReport.decode(report).report_data == DATA
     assert len(kernel.made) == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.collectives import Action, Buffer, Collective, Schedule, ScheduleId, Table, build, choose
+from ringfence.collectives import Action, Buffer, Collective, Schedule, ScheduleId, Thresholds, build, choose
 from ringfence.errors import ProtocolError
 from tests.unit.interpreter import links, messages, received, sent
 from tests.unit.test_collectives import ROOTED, Case
@@ -155,7 +155,7 @@ def test_selection_in_large_groups(kind: Collective, size: int) -> None:
     random = Random(size)
     root = size // 3 if kind in (Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER) else 0
     rank = random.randrange(size)
-    chosen = {choose(kind, size, rank, root, bytes_, Table()).identifier for bytes_ in (0, MIB, 64 * MIB, GIB)}
+    chosen = {choose(kind, size, rank, root, bytes_, Thresholds()).identifier for bytes_ in (0, MIB, 64 * MIB, GIB)}
     for identifier in map(ScheduleId, chosen):
         schedule = build(identifier, size, rank, root, False, True)  # from the cache
         check_bounds(schedule, identifier)
@@ -170,7 +170,7 @@ def test_selection_in_large_groups(kind: Collective, size: int) -> None:
 @pytest.mark.parametrize("kind", Collective, ids=lambda k: k.name.lower())
 @pytest.mark.parametrize("bytes_", [0, 4 * KIB, MIB])
 def test_small_tensors_take_few_messages_in_the_largest_group(kind: Collective, bytes_: int) -> None:
-    schedule = choose(kind, LARGEST, 7, 0, bytes_, Table())
+    schedule = choose(kind, LARGEST, 7, 0, bytes_, Thresholds())
     assert messages(schedule) <= 15
     assert len(links(schedule)) <= 28
 
@@ -217,28 +217,28 @@ def test_reduce_scatter_needs_two_slices_of_scratch() -> None:
 )
 def test_default_table(kind: Collective, size: int, bytes_: int, chosen: ScheduleId) -> None:
     for rank in {0, size // 2, size - 1} if size < LARGEST else {7}:
-        assert choose(kind, size, rank, 0, bytes_, Table()).identifier == chosen
+        assert choose(kind, size, rank, 0, bytes_, Thresholds()).identifier == chosen
 
 
 def test_uneven_all_to_all_is_direct() -> None:
-    assert choose(Collective.ALL_TO_ALL, 32, 3, 0, 64, Table(), even=False).name == "all_to_all_direct"
+    assert choose(Collective.ALL_TO_ALL, 32, 3, 0, 64, Thresholds(), even=False).name == "all_to_all_direct"
 
 
 def test_table_selects_the_schedule() -> None:
-    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table(small=0, ring_slice=16)).name == "all_reduce_ring"
-    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table(small=0)).name == "all_reduce_tree"
+    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Thresholds(small=0, ring_slice=16)).name == "all_reduce_ring"
+    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Thresholds(small=0)).name == "all_reduce_tree"
 
 
 def test_schedules_are_cached() -> None:
-    first = choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table())
-    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 4096, Table()) is first
-    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table(), average=True) is not first
+    first = choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Thresholds())
+    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 4096, Thresholds()) is first
+    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Thresholds(), average=True) is not first
 
 
 @pytest.mark.parametrize(("rank", "root"), [(4, 0), (-1, 0), (0, 4), (0, -1)])
 def test_ranks_outside_the_group_are_refused(rank: int, root: int) -> None:
     with pytest.raises(ValueError, match="not in a group of 4"):
-        choose(Collective.BROADCAST, 4, rank, root, 64, Table())
+        choose(Collective.BROADCAST, 4, rank, root, 64, Thresholds())
 
 
 def test_schedule_identifiers_are_stable() -> None:
@@ -259,25 +259,25 @@ thresholds = st.lists(st.integers(0, 2**64 - 1), min_size=8, max_size=8)
 
 @given(thresholds)
 def test_table_round_trip(values: list[int]) -> None:
-    table = Table(*values)
-    assert Table.from_bytes(table.to_bytes()) == table
+    table = Thresholds(*values)
+    assert Thresholds.from_bytes(table.to_bytes()) == table
 
 
 @given(st.binary(max_size=80) | st.binary(min_size=65, max_size=65))
 def test_parsed_table_encodes_to_the_same_bytes(encoded: bytes) -> None:
     try:
-        table = Table.from_bytes(encoded)
+        table = Thresholds.from_bytes(encoded)
     except ProtocolError:
         return
     assert table.to_bytes() == encoded
 
 
-@pytest.mark.parametrize("encoded", [b"", b"\1", Table().to_bytes() + b"\0", Table().to_bytes()[:-1]])
+@pytest.mark.parametrize("encoded", [b"", b"\1", Thresholds().to_bytes() + b"\0", Thresholds().to_bytes()[:-1]])
 def test_table_of_the_wrong_length_is_refused(encoded: bytes) -> None:
     with pytest.raises(ProtocolError, match="bytes"):
-        Table.from_bytes(encoded)
+        Thresholds.from_bytes(encoded)
 
 
 def test_table_of_another_version_is_refused() -> None:
     with pytest.raises(ProtocolError, match="version 1"):
-        Table.from_bytes(b"\1" + Table().to_bytes()[1:])
+        Thresholds.from_bytes(b"\1" + Thresholds().to_bytes()[1:])

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence.collectives import Collective, ScheduleId, Table, build, choose
+from ringfence.collectives import Collective, ScheduleId, Thresholds, build, choose
 from ringfence.collectives.schedule import Action, Buffer, Dependency, Step
 from ringfence.dataplane import buffers, choice, endpoint, native
 from ringfence.dataplane import execution as python_execution
@@ -230,7 +230,7 @@ def test_integers_overflow_as_in_torch() -> None:
 
 def test_a_segment_for_several_peers_is_sealed_once() -> None:
     """The root of a tree has two children; both receive the same ciphertext."""
-    table = Table(chain_group=0)
+    table = Thresholds(chain_group=0)
     world = World(7, table=table)
     root = world.communicators[0]
 

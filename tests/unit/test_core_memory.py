@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.two_tensor import TwoTensor
 
-from ringfence.backend.binding import Staging
+from ringfence.backend.binding import CallMemory
 from ringfence.collectives import Collective
 from ringfence.dataplane import _core, buffers, native
 from ringfence.dataplane.request import Request
@@ -213,7 +213,7 @@ def test_an_interrupted_open_does_not_wipe_freed_memory(monkeypatch: pytest.Monk
 def test_a_copy_does_not_use_freed_memory(copied: str) -> None:
     """torch's copy_ does not check and would crash."""
     whole = torch.ones(1000, 2)
-    stage = Staging()
+    stage = CallMemory()
     stage.in_place(whole[:, 0])
     copy = getattr(stage, copied)
     copy()
@@ -224,7 +224,7 @@ def test_a_copy_does_not_use_freed_memory(copied: str) -> None:
 
 def test_a_tensor_without_own_memory_is_copied_by_its_class() -> None:
     pair = TwoTensor(torch.ones(3, 4).t(), torch.ones(3, 4).t())
-    stage = Staging()
+    stage = CallMemory()
     flat = stage.in_place(pair)
     for copy in (stage.before, stage.after):
         assert copy is not None

@@ -32,7 +32,7 @@ IDS = ("spiffe://example.org/trainer/*",)
 
 def rules(*lists: bytes, ca: Authority = CA, age: int = AGE) -> Rules:
     files = [(f"{place}.crl", each) for place, each in enumerate(lists)]
-    revocation = crl.Revocation.read(files, age, [ca.der])
+    revocation = crl.CrlRule.read(files, age, [ca.der])
     return Rules((ca.der,), IDS, "example.org", revocation=revocation)
 
 

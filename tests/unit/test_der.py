@@ -21,7 +21,7 @@ def value(tag: int, content: bytes) -> bytes:
 
 
 def read_only(data: bytes, tag: int) -> None:
-    reader = der.Reader(data)
+    reader = der.DerReader(data)
     reader.content(tag)
     reader.end()
 
@@ -30,8 +30,8 @@ def read_only(data: bytes, tag: int) -> None:
 @settings(deadline=None)
 def test_a_value_is_read_as_it_was_encoded(tag: int, content: bytes) -> None:
     written = value(tag, content)
-    assert der.Reader(written).content(tag) == content
-    assert der.Reader(written + b"more").element(tag) == written
+    assert der.DerReader(written).content(tag) == content
+    assert der.DerReader(written + b"more").element(tag) == written
     for wrong in (written[:-1], written + b"\0"):
         with pytest.raises(ValueError, match=r"\w"):
             read_only(wrong, tag)
@@ -54,13 +54,13 @@ def test_a_value_is_read_as_it_was_encoded(tag: int, content: bytes) -> None:
 )
 def test_a_length_in_a_longer_form_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        der.Reader(bytes.fromhex(wrong)).content(der.SEQUENCE)
+        der.DerReader(bytes.fromhex(wrong)).content(der.SEQUENCE)
 
 
 @pytest.mark.parametrize("tag", [0x1F, 0x3F, 0x9F, 0xFF])
 def test_a_tag_of_several_bytes_is_refused(tag: int) -> None:
     with pytest.raises(ValueError, match="expected a DER value"):
-        der.Reader(bytes([tag, 1, 0])).content(tag)
+        der.DerReader(bytes([tag, 1, 0])).content(tag)
 
 
 def test_trailing_data_is_refused() -> None:
@@ -72,7 +72,7 @@ def test_trailing_data_is_refused() -> None:
 @given(st.binary(max_size=300))
 @settings(deadline=None)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    reader = der.Reader(data)
+    reader = der.DerReader(data)
     rest = data
     try:
         while reader.tag is not None:
@@ -94,7 +94,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     ],
 )
 def test_a_time_has_one_of_two_forms(tag: int, text: bytes, expected: datetime) -> None:
-    assert der.time(der.Reader(value(tag, text))) == expected
+    assert der.time(der.DerReader(value(tag, text))) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_time_has_one_of_two_forms(tag: int, text: bytes, expected: datetime) 
 )
 def test_a_malformed_time_is_refused(wrong: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        der.time(der.Reader(wrong))
+        der.time(der.DerReader(wrong))
 
 
 @given(st.integers(0, 255))

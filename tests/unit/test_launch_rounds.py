@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ringfence.errors import ProtocolError
-from ringfence.launch.messages import Answer, Call, Notice, Operation, Result, to_json
+from ringfence.launch.messages import AgentCall, Answer, CallResult, Notice, Operation, to_json
 from ringfence.launch.rounds import RoundLimits
 from ringfence.launch.store_state import StoreState
 
@@ -35,7 +35,7 @@ class Nodes:
     ) -> tuple[int, int]:
         self._numbers += 1
         client = self.clients[name]
-        call = Call(self._numbers, operation, scope, round(seconds * 1000), parts)
+        call = AgentCall(self._numbers, operation, scope, round(seconds * 1000), parts)
         self._take(self.state.call(client, call, self.now))
         return client, self._numbers
 
@@ -68,7 +68,7 @@ class Nodes:
     def place(self, call: tuple[int, int]) -> tuple[str, int, int]:
         """Generation, rank and number of nodes of an answered join."""
         answer = self.answer(call)
-        assert answer.result is Result.OK, answer
+        assert answer.result is CallResult.OK, answer
         found = json.loads(answer.parts[0])
         return found["generation"], found["rank"], found["nodes"]
 
@@ -85,7 +85,7 @@ def formed(limits: RoundLimits = LIMITS, count: int = 3) -> Nodes:
     nodes = Nodes(limits)
     names = [f"node{rank}" for rank in range(count)]
     for rank, name in enumerate(names):
-        assert nodes.attach(name, rank).result is Result.OK
+        assert nodes.attach(name, rank).result is CallResult.OK
     calls = [nodes.join(name) for name in names]
     assert [nodes.place(call) for call in calls] == [("incarnation.1", rank, count) for rank in range(count)]
     return nodes
@@ -122,7 +122,7 @@ def test_too_few_nodes_time_out() -> None:
     nodes.wait(49)
     assert not nodes.has_answer(call)
     nodes.wait(2)
-    assert nodes.answer(call).result is Result.TIMEOUT
+    assert nodes.answer(call).result is CallResult.TIMEOUT
 
 
 def test_a_member_that_joins_again_ends_the_round_for_all() -> None:
@@ -177,7 +177,7 @@ def test_agents_without_a_rank_are_numbered_and_make_way_for_given_ranks() -> No
 def test_a_rank_beyond_the_largest_number_of_nodes_is_refused() -> None:
     nodes = Nodes()
     answer = nodes.attach("node3", 3)
-    assert answer.result is Result.REFUSED
+    assert answer.result is CallResult.REFUSED
     assert "3" in answer.text
 
 
@@ -187,7 +187,7 @@ def test_no_other_agent_becomes_node_0() -> None:
     nodes.state = StoreState("incarnation", LIMITS, dist.HashStore, node_0=0)
     nodes.state.rounds.attach(0, "host", 0)
     answer = nodes.attach("other", 0)
-    assert (answer.result, "other ranks" in answer.text) == (Result.REFUSED, True)
+    assert (answer.result, "other ranks" in answer.text) == (CallResult.REFUSED, True)
 
 
 def test_nodes_that_wait_are_told_only_where_there_is_room() -> None:
@@ -226,7 +226,7 @@ def test_the_run_is_finished_when_all_members_are_done() -> None:
     assert not nodes.notices[nodes.clients["node0"]].ended
     nodes.attach("late", 1)
     late = nodes.answer(nodes.join("late"))
-    assert (late.result, late.text) == (Result.CLOSED, "")
+    assert (late.result, late.text) == (CallResult.CLOSED, "")
 
 
 def test_a_node_lost_after_its_success_starts_all_again() -> None:
@@ -243,9 +243,9 @@ def test_an_agent_that_failed_for_good_closes_the_run() -> None:
     waiting = nodes.join("node0")
     nodes.call("node1", Operation.CLOSE, b"rank 3 ended with SIGKILL", b"the workers of node 1 failed for good")
     assert nodes.notices[nodes.clients["node0"]].cause == "rank 3 ended with SIGKILL"
-    assert nodes.answer(waiting).result is Result.CLOSED
+    assert nodes.answer(waiting).result is CallResult.CLOSED
     later = nodes.answer(nodes.join("node2"))
-    assert (later.result, later.text) == (Result.CLOSED, "the workers of node 1 failed for good")
+    assert (later.result, later.text) == (CallResult.CLOSED, "the workers of node 1 failed for good")
 
 
 def test_the_first_cause_that_an_agent_names_reaches_all_until_the_next_round() -> None:
@@ -287,12 +287,12 @@ def test_the_store_belongs_to_one_round() -> None:
     assert nodes.answer(nodes.call("node1", Operation.GET, b"key", scope=first)).parts == (b"value",)
     waits = nodes.call("node2", Operation.GET, b"missing", scope=first)
     nodes.join("node1")
-    assert nodes.answer(waits).result is Result.ENDED, "a wait ends with its round"
-    assert nodes.answer(nodes.call("node0", Operation.CHECK, b"key", scope=first)).result is Result.ENDED
+    assert nodes.answer(waits).result is CallResult.ENDED, "a wait ends with its round"
+    assert nodes.answer(nodes.call("node0", Operation.CHECK, b"key", scope=first)).result is CallResult.ENDED
     nodes.join("node0")
     nodes.join("node2")
     assert nodes.answer(nodes.call("node0", Operation.CHECK, b"key", scope="incarnation.2")).parts == (b"0",)
-    assert nodes.answer(nodes.call("node0", Operation.CHECK, b"key", scope=first)).result is Result.ENDED
+    assert nodes.answer(nodes.call("node0", Operation.CHECK, b"key", scope=first)).result is CallResult.ENDED
 
 
 def test_waits_end_with_the_last_of_their_keys_or_with_their_time() -> None:
@@ -305,7 +305,7 @@ def test_waits_end_with_the_last_of_their_keys_or_with_their_time() -> None:
     nodes.call("node2", Operation.ADD, b"b", b"2", scope=scope)
     assert nodes.answer(both).parts == (b"1", b"2")
     nodes.wait(6)
-    assert nodes.answer(late).result is Result.TIMEOUT
+    assert nodes.answer(late).result is CallResult.TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_call_that_is_not_possible_is_refused_and_changes_nothing(
 ) -> None:
     nodes = formed()
     nodes.call("node0", Operation.SET, b"text", b"text", scope="incarnation.1")
-    assert nodes.answer(nodes.call("node0", operation, *parts, scope="incarnation.1")).result is Result.REFUSED
+    assert nodes.answer(nodes.call("node0", operation, *parts, scope="incarnation.1")).result is CallResult.REFUSED
     assert nodes.answer(nodes.call("node0", Operation.COUNT, scope="incarnation.1")).parts == (b"1",)
 
 
@@ -342,7 +342,7 @@ def test_a_malformed_attachment_is_a_protocol_error(parts: tuple[bytes, ...]) ->
 def test_an_agent_that_has_not_attached_cannot_join() -> None:
     nodes = Nodes()
     nodes.clients["x"] = 1
-    assert nodes.answer(nodes.join("x")).result is Result.REFUSED
+    assert nodes.answer(nodes.join("x")).result is CallResult.REFUSED
 
 
 # -- any order of events ----------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class AnyOrder(RuleBasedStateMachine):
     def rounds_are_consistent(self) -> None:
         by_round: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         for rank, call, _ in self.joins:
-            if self.nodes.has_answer(call) and self.nodes.answer(call).result is Result.OK:
+            if self.nodes.has_answer(call) and self.nodes.answer(call).result is CallResult.OK:
                 generation, place, count = self.nodes.place(call)
                 by_round[generation].append((rank, place, count))
         for members in by_round.values():

@@ -15,7 +15,7 @@ from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import COUNTER_LIMIT, KEY_PHASE_SHIFT, SEGMENT_BYTES, TAG_BYTES, Secret
 from ringfence.link.frames import HEADER_BYTES
-from ringfence.link.hello import Hello, Lane, LinkHandshake
+from ringfence.link.hello import Lane, LinkHandshake, LinkHello
 from ringfence.link.seal import Opener, OriginKeys, Sealer, instance_identifier
 from ringfence.transport import fork
 from tests.unit.flips import flips
@@ -122,7 +122,7 @@ def test_frame_opens_only_at_its_own_position(sealed_at: int, opened_at: int) ->
 
 @pytest.mark.promise("A frame opens only at its own position, in its own direction and on its own connection.")
 def test_frame_does_not_open_in_another_direction_or_connection() -> None:
-    hello = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
+    hello = LinkHello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
     first = LinkHandshake(SESSION_KEY, bytes(32), hello, bytes(32)).secrets(bytes(32), b"", b"")
     again = LinkHandshake(SESSION_KEY, bytes(32), hello, bytes([1] * 32)).secrets(bytes(32), b"", b"")
     sealed = seal(Sealer(first.forth), b"header", b"text")

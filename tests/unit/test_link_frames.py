@@ -19,7 +19,7 @@ from ringfence.link.frames import (
     pack_header,
     read_header,
 )
-from ringfence.link.hello import HELLO_BYTES, Hello, Lane, LinkHandshake, read_hello, write_hello
+from ringfence.link.hello import HELLO_BYTES, Lane, LinkHandshake, LinkHello, read_hello, write_hello
 from ringfence.link.segments import segment_bytes, segment_count
 from tests.unit.flips import flips
 
@@ -45,8 +45,8 @@ headers = st.builds(
 )
 digests = st.binary(min_size=32, max_size=32)
 hellos = st.one_of(
-    st.builds(Hello, u32, u32, st.sampled_from(list(Lane)), digests, digests, st.just(0)),
-    st.builds(Hello, u32, u32, st.just(Lane.COLLECTIVE), digests, digests, st.integers(0, CHANNEL_LIMIT - 1)),
+    st.builds(LinkHello, u32, u32, st.sampled_from(list(Lane)), digests, digests, st.just(0)),
+    st.builds(LinkHello, u32, u32, st.just(Lane.COLLECTIVE), digests, digests, st.integers(0, CHANNEL_LIMIT - 1)),
 )
 
 
@@ -115,14 +115,14 @@ def test_segments_cover_a_chunk_without_splitting_elements(length: int) -> None:
 
 
 @given(hellos)
-def test_hello_round_trip(hello: Hello) -> None:
+def test_hello_round_trip(hello: LinkHello) -> None:
     data = write_hello(SESSION_KEY, hello)
     assert len(data) == HELLO_BYTES and read_hello(SESSION_KEY, data) == hello
 
 
 @given(hellos)
 @settings(max_examples=3)
-def test_hello_with_flipped_bit_is_refused(hello: Hello) -> None:
+def test_hello_with_flipped_bit_is_refused(hello: LinkHello) -> None:
     for changed in flips(write_hello(SESSION_KEY, hello)):
         with pytest.raises(AuthenticationError):
             read_hello(SESSION_KEY, changed)
@@ -135,25 +135,25 @@ def test_random_hello_is_refused(data: bytes) -> None:
 
 
 @given(hellos)
-def test_hello_of_another_session_is_refused(hello: Hello) -> None:
+def test_hello_of_another_session_is_refused(hello: LinkHello) -> None:
     with pytest.raises(AuthenticationError):
         read_hello(OTHER, write_hello(SESSION_KEY, hello))
 
 
 def test_hello_with_unknown_lane_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="another version"):
-        read_hello(SESSION_KEY, write_hello(SESSION_KEY, Hello(0, 1, max(Lane) + 1, bytes(32), bytes(32))))
+        read_hello(SESSION_KEY, write_hello(SESSION_KEY, LinkHello(0, 1, max(Lane) + 1, bytes(32), bytes(32))))
 
 
 @given(hellos, st.integers(1, 255))
-def test_hello_with_a_channel_that_no_link_has_is_refused(hello: Hello, channel: int) -> None:
+def test_hello_with_a_channel_that_no_link_has_is_refused(hello: LinkHello, channel: int) -> None:
     if hello.lane != Lane.COLLECTIVE or channel >= CHANNEL_LIMIT:
         with pytest.raises(AuthenticationError, match="a channel that no link has"):
             read_hello(SESSION_KEY, write_hello(SESSION_KEY, hello._replace(channel=channel)))
 
 
 def test_every_input_changes_every_secret_of_a_link() -> None:
-    hello = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
+    hello = LinkHello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
     zero, one = bytes(32), bytes([1] * 32)
     handshakes = [
         LinkHandshake(SESSION_KEY, zero, hello, zero),

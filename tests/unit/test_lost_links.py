@@ -18,7 +18,7 @@ from ringfence.keys import (
     SUSPICION_SECONDS,
 )
 from ringfence.link.frames import HOP_OVERHEAD
-from ringfence.link.hello import Hello, Lane
+from ringfence.link.hello import Lane, LinkHello
 from ringfence.transport.in_memory import Pipe
 from tests.memory_cluster import World, all_reduce, broadcast
 from tests.unit.runtime_calls import transfer
@@ -115,7 +115,9 @@ def test_a_flood_closes_no_connection_with_a_confirmation() -> None:
     world, requests, result = answered()
     world.engines[0].run_ready()
     world.now += 1  # the others come later: it is the oldest
-    hellos = [Hello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes([n]) * NONCE_BYTES) for n in range(256)]
+    hellos = [
+        LinkHello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes([n]) * NONCE_BYTES) for n in range(256)
+    ]
     for hello in hellos[: LINK_PENDING_PER_ADDRESS - 1]:
         stream = world.wires.connect(0, 1)
         stream.send(memoryview(world.engines[0].keys.hello_bytes(hello)))
@@ -366,7 +368,7 @@ def test_a_worker_that_leaves_during_a_handshake_is_named() -> None:
     world = World(2)
     late = begin(world, 1)
     settle(world)
-    hello = Hello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes(NONCE_BYTES))
+    hello = LinkHello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes(NONCE_BYTES))
     stream = world.wires.connect(0, 1)
     stream.send(memoryview(world.engines[0].keys.hello_bytes(hello)))
     settle(world)

@@ -67,7 +67,7 @@ def fetch(answer: Answer) -> dict[str, tuple[ocsp_status.Response, ocsp_status.S
 def test_fetched_responses_admit_the_gpus() -> None:
     found = fetch(known)
     assert len(found) == 6 and all(name.endswith(".der") for name in found)
-    revocation = ocsp_status.Revocation(86400, tuple(response for response, _ in found.values()))
+    revocation = ocsp_status.OcspRule(86400, tuple(response for response, _ in found.values()))
     for gpu in GPUS:
         device = nvidia_chain.verify(gpu.chain, TOP.certificate, NOW)
         revocation.check(device.name, device.certificates, nvidia_mint.NOW)

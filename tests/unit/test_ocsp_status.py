@@ -19,7 +19,7 @@ from ringfence.admission.policy import Policy
 from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.proofs import freshness, kinds, nvidia, ocsp_status, reference_values
 from ringfence.admission.proofs.nvidia import Rules
-from ringfence.admission.proofs.ocsp_status import Revocation
+from ringfence.admission.proofs.ocsp_status import OcspRule
 from ringfence.errors import AdmissionError, PolicyError
 from tests.unit import nvidia_mint, ocsp_mint
 from tests.unit import peer_verification_samples as samples
@@ -46,7 +46,7 @@ def verify(*found: bytes, age: int = AGE, gpu: Device = GPU) -> None:
         gpu.gpu(nvidia.nonce_of(BINDING)), nvidia.nonce_of(BINDING), nvidia_mint.NOW, root=TOP.certificate
     )
     files = [(f"{place}.der", each) for place, each in enumerate(found)]
-    rules = Rules((claims.reference_values(),), revocation=Revocation.read(files, age))
+    rules = Rules((claims.reference_values(),), revocation=OcspRule.read(files, age))
     proof = nvidia.encode([gpu.gpu(nvidia.nonce_of(BINDING))])
     nvidia.verify(proof, rules, BINDING, nvidia_mint.NOW, root=TOP.certificate)
 
@@ -281,7 +281,7 @@ def test_a_worker_whose_parent_has_old_responses_fails_peer_verification() -> No
 
     def policy_with(*found: bytes) -> Policy:
         files = [("file", each) for each in found]
-        rules = Rules((claims.reference_values(),), revocation=Revocation.read(files, AGE))
+        rules = Rules((claims.reference_values(),), revocation=OcspRule.read(files, AGE))
         return Policy((nvidia.NvidiaVerifier(rules, lambda: samples.NOW, root=TOP.certificate),))
 
     good = ocsp_mint.responses(GPU, TOP, **times)

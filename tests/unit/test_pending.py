@@ -16,7 +16,7 @@ from ringfence.keys import (
     Secret,
 )
 from ringfence.link.frames import Call
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, Reply, write_hello
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Lane, LinkHello, Reply, write_hello
 from ringfence.runtime.communicator import group_digest
 from ringfence.transport.in_memory import MemoryStream, Pipe
 from tests.memory_cluster import World
@@ -58,7 +58,7 @@ def still_works(world: World) -> None:
 
 
 def hello(world: World, **changes: object) -> bytes:
-    greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)._replace(**changes)  # type: ignore[arg-type]
+    greeting = LinkHello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)._replace(**changes)  # type: ignore[arg-type]
     return write_hello(world.engines[0].keys.session_key, greeting)
 
 
@@ -128,7 +128,7 @@ def test_a_hello_with_wrong_fields_is_refused(changes: dict[str, int]) -> None:
 
 def test_a_hello_of_another_session_is_refused() -> None:
     world = World(3)
-    stream = dial(world, write_hello(Secret(bytes(32)), Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)))
+    stream = dial(world, write_hello(Secret(bytes(32)), LinkHello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)))
     assert answer(stream) is None
     still_works(world)
 
@@ -202,7 +202,7 @@ def test_a_flood_of_replayed_hellos_closes_its_own_connections() -> None:
 
 def shake_hands(world: World, sender: int, communicator: bytes) -> MemoryStream:
     """Connect `sender`, which holds its keys, to worker 1."""
-    greeting = Hello(sender, 1, Lane.COLLECTIVE, communicator, NONCE)
+    greeting = LinkHello(sender, 1, Lane.COLLECTIVE, communicator, NONCE)
     stream = dial(world, world.engines[sender].keys.hello_bytes(greeting), sender)
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES
@@ -222,7 +222,7 @@ def test_a_worker_cannot_join_a_group_of_others() -> None:
 def test_the_session_key_alone_does_not_authenticate_a_dialler() -> None:
     """Worker 2 claims to be worker 0: it can make the hello, but not the confirmation."""
     world = World(3)
-    greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)
+    greeting = LinkHello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)
     stream = dial(world, hello(world), 2)
     reply = answer(stream)
     assert reply is not None

@@ -168,23 +168,6 @@ def test_what_is_refused(text: str, says: str) -> None:
         read(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('max_epoch_age = "24h"\n' + SECRET_RULE, "the policy: the key max_epoch_age is called max_session_age now"),
-        (
-            '[[admit]]\n[admit.nvidia]\ngolden = "gpu.toml"\n',
-            "the policy, admit 1, nvidia: the key golden is called reference_values now",
-        ),
-        ('[[admit]]\n[admit.secret]\ngolden = "gpu.toml"\n', "admit 1, secret: unknown key 'golden'"),
-        ('[[admit]]\nmax_epoch_age = "24h"\n[admit.secret]\n', "admit 1: unknown key 'max_epoch_age'"),
-    ],
-)
-def test_a_renamed_key_is_refused_naming_the_new_one(text: str, says: str) -> None:
-    with pytest.raises(PolicyError, match=says):
-        policy(text)
-
-
 def test_a_policy_with_a_secret_rule_needs_the_secret() -> None:
     with pytest.raises(ConfigurationError, match="set RINGFENCE_SECRET_FILE on every worker"):
         kinds.policy_of(policy(BOTH_RULE), now, None)

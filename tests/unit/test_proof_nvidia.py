@@ -35,7 +35,7 @@ def claims(one: Record) -> nvidia.Claims:
     return nvidia.verify_report(one.gpu, one.nonce, NOW)
 
 
-def device_of(one: Record) -> nvidia_chain.Device:
+def device_of(one: Record) -> nvidia_chain.CertifiedGpu:
     return nvidia_chain.verify(one.gpu.chain, nvidia.pinned_root(), datetime.fromtimestamp(NOW, UTC))
 
 

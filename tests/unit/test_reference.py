@@ -12,7 +12,7 @@ import pytest
 
 from ringfence import cli
 from ringfence.admission.policy_file import key_reference, policy_file
-from ringfence.admission.policy_file.key_reference import FORMS, REQUIRED, Key
+from ringfence.admission.policy_file.key_reference import FORMS, REQUIRED, PolicyKey
 from ringfence.admission.proofs import kinds, tdx
 from ringfence.config.settings import KNOWN
 from ringfence.config.settings_reference import SETTINGS
@@ -38,7 +38,7 @@ def keys_read_by(reader: Callable[..., object], variable: str) -> dict[str, tupl
     return found
 
 
-def described(keys: tuple[Key, ...]) -> dict[str, tuple[str, bool]]:
+def described(keys: tuple[PolicyKey, ...]) -> dict[str, tuple[str, bool]]:
     return {key.name: (key.form, key.default == REQUIRED) for key in keys}
 
 

@@ -14,7 +14,7 @@ from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
-from ringfence.link.hello import Hello, LinkSecrets
+from ringfence.link.hello import LinkHello, LinkSecrets
 from ringfence.runtime.control import Abort
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.progress import ProgressLoop, _Waker
@@ -319,12 +319,12 @@ def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
     """Record the secrets of every connection that this engine opens or accepts."""
     confirm, accept = engine.keys.confirm, engine.keys.accept
 
-    def noting_confirm(hello: Hello, received: bytes) -> tuple[bytes, LinkSecrets]:
+    def noting_confirm(hello: LinkHello, received: bytes) -> tuple[bytes, LinkSecrets]:
         found, secrets = confirm(hello, received)
         into.append(secrets)
         return found, secrets
 
-    def noting_accept(hello: Hello, nonce: bytes, received: bytes) -> LinkSecrets:
+    def noting_accept(hello: LinkHello, nonce: bytes, received: bytes) -> LinkSecrets:
         into.append(accept(hello, nonce, received))
         return into[-1]
 

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence.keys import NONCE_BYTES, Secret
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Lane, LinkHello
 from ringfence.runtime import same_machine
 from ringfence.runtime.communicator import group_digest
 from ringfence.runtime.link_keys import LinkKeys
@@ -179,7 +179,7 @@ def test_pending_connections_are_limited() -> None:
 
 
 def hello_of(session: Session, lane: int = Lane.SAME_MACHINE, **changes: object) -> bytes:
-    hello = Hello(2, 0, lane, DIGEST, NONCE)._replace(**changes)  # type: ignore[arg-type]
+    hello = LinkHello(2, 0, lane, DIGEST, NONCE)._replace(**changes)  # type: ignore[arg-type]
     return session.keys(2).hello_bytes(hello)
 
 

@@ -10,7 +10,7 @@ import pytest
 from ringfence.cli.selftest import catalogue, text
 from ringfence.cli.selftest.confidential_mode import Signs, parse, verdict
 from ringfence.cli.selftest.page import page
-from ringfence.cli.selftest.results import FAILED, PASSED, SKIPPED, Report, Result, anonymous, median
+from ringfence.cli.selftest.results import FAILED, PASSED, SKIPPED, CheckResult, SelftestReport, anonymous, median
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_texts_lose_names_and_addresses() -> None:
     )
 
 
-def a_report(*states: str) -> Report:
+def a_report(*states: str) -> SelftestReport:
     checks = [(section, check) for section in catalogue.SECTIONS for check in section.checks]
-    report = Report("cuda:0", 2, quick=False, environment={"device": "cuda, <a name & more>"})
+    report = SelftestReport("cuda:0", 2, quick=False, environment={"device": "cuda, <a name & more>"})
     for state, (section, check) in zip(states, checks, strict=False):
         why = (check.meaning, section.advice) if state == FAILED else ("", "")
-        report.results.append(Result(section.name, check.name, check.title, state, "<said>", 0.1, *why))
+        report.results.append(CheckResult(section.name, check.name, check.title, state, "<said>", 0.1, *why))
     return report
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import snp
 from ringfence.admission.proofs.snp_chain import pinned
-from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SIGNED_BYTES, Report, Tcb
+from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SIGNED_BYTES, SnpReport, Tcb
 from ringfence.errors import AdmissionError, PolicyError
 from tests.unit.flips import flips
 from tests.unit.snp_mint import MEASUREMENT, VERSIONS, Foundry, foundry
@@ -47,7 +47,7 @@ def test_a_recorded_report_verifies_at_its_time_under_the_root_of_amd(record: Re
 )
 def test_rules_made_from_a_report_admit_it(record: Record) -> None:
     proof = snp.encode(record.report, record.certificate)
-    claims = snp.verify(proof, Report.decode(record.report).report_data, rules_for(record), record.now)
+    claims = snp.verify(proof, SnpReport.decode(record.report).report_data, rules_for(record), record.now)
     assert claims.tcb == dict(rules_for(record).minimum_tcb)[record.product]
 
 
@@ -135,21 +135,21 @@ def test_bytes_that_nothing_signs_must_be_zero(place: int) -> None:
 @pytest.mark.parametrize("length", [0, REPORT_BYTES - 1, REPORT_BYTES + 1])
 def test_a_report_has_one_length(length: int) -> None:
     with pytest.raises(AdmissionError, match="1184 bytes"):
-        Report.decode(bytes(length))
+        SnpReport.decode(bytes(length))
 
 
 @pytest.mark.parametrize("version", [0, 1, 4, 6, 1 << 31])
 def test_versions_that_were_never_tested_are_refused(version: int) -> None:
     report = foundry().report(DATA, changes={0: version.to_bytes(4, "little")})
     with pytest.raises(AdmissionError, match=f"version {version}; this release reads"):
-        Report.decode(report)
+        SnpReport.decode(report)
 
 
 @pytest.mark.parametrize("bit", range(5, 32))
 def test_unknown_flags_are_refused(bit: int) -> None:
     report = foundry().report(DATA, changes={0x48: (1 << bit).to_bytes(4, "little")})
     with pytest.raises(AdmissionError, match="some of which this release does not support"):
-        Report.decode(report)
+        SnpReport.decode(report)
 
 
 @given(st.binary(max_size=3000))

@@ -10,7 +10,7 @@ import pytest
 
 from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import snp
-from ringfence.admission.proofs.snp_report import PRODUCTS, Report
+from ringfence.admission.proofs.snp_report import PRODUCTS, SnpReport
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.evidence import measure
 from tests.unit.snp_mint import (
@@ -163,7 +163,7 @@ def test_what_is_measured_of_old_and_provisional_firmware_admits_it() -> None:
         LAUNCH_MITIGATIONS: vector(0b110),
         CURRENT_MITIGATIONS: vector(1 << 63 | 0b011),
     }
-    report = Report.decode(mint.report(DATA, changes=changes))
+    report = SnpReport.decode(mint.report(DATA, changes=changes))
     text = measure.snp_table(report, (mint.product,), None)
     (table,) = parse(f"[[admit]]\n{text}".encode(), lambda path, limit: b"").tables("admit")
     rules = snp.read_rules(table.table("snp"))
@@ -179,7 +179,7 @@ def test_what_is_measured_of_old_and_provisional_firmware_admits_it() -> None:
 @pytest.mark.parametrize("name", [each for each in RECORDS if each != "google"])
 def test_a_recorded_report_needs_exactly_its_own_exceptions(name: str) -> None:
     record = RECORDS[name]
-    proof, data = snp.encode(record.report, record.certificate), Report.decode(record.report).report_data
+    proof, data = snp.encode(record.report, record.certificate), SnpReport.decode(record.report).report_data
     for allow, require in itertools.product((False, True), repeat=2):
         rules = replace(rules_for(record), allow_provisional_firmware=allow, require_alias_check=require)
         if (name in PROVISIONAL and not allow) or (name in SILENT and require):
@@ -193,7 +193,7 @@ def test_a_recorded_report_needs_exactly_its_own_exceptions(name: str) -> None:
 
 def test_a_recorded_report_has_the_mitigations_that_it_says() -> None:
     record = RECORDS["oak genoa"]
-    proof, data = snp.encode(record.report, record.certificate), Report.decode(record.report).report_data
+    proof, data = snp.encode(record.report, record.certificate), SnpReport.decode(record.report).report_data
     snp.verify(proof, data, replace(rules_for(record), mitigations=(("genoa", 1),)), record.now)
     with pytest.raises(AdmissionError, match="lacks mitigations 0x2 in LAUNCH_MIT_VECTOR"):
         snp.verify(proof, data, replace(rules_for(record), mitigations=(("genoa", 3),)), record.now)

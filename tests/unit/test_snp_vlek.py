@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ringfence.admission.proofs import kinds, snp
-from ringfence.admission.proofs.snp_report import Report
+from ringfence.admission.proofs.snp_report import SnpReport
 from ringfence.cli.evidence_views import look
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import guest, tsm
@@ -19,7 +19,7 @@ from tests.unit.snp_records import AWS, RECORDS, moment, rules_for
 from tests.unit.test_collect import VCEK, VLEK, table
 
 RECORD = RECORDS["vlek"]
-REPORT = Report.decode(RECORD.report)
+REPORT = SnpReport.decode(RECORD.report)
 PROOF = snp.encode(RECORD.report, RECORD.certificate)
 OF_VLEK = {0x48: (1 << 2).to_bytes(4, "little")}
 

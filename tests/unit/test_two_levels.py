@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.collectives import Action, Buffer, Collective, Schedule, ScheduleId, Table, choose
+from ringfence.collectives import Action, Buffer, Collective, Schedule, ScheduleId, Thresholds, choose
 from ringfence.machines import Machines, are_even, spread, within
 from tests.unit.test_collectives import REDUCING, ROOTED, Case, awkward
 from tests.unit.test_collectives_bounds import check_form
@@ -86,7 +86,7 @@ def leaving(kind: Collective, machines: Machines, size: int) -> dict[int, float]
     machine_of = {rank: machine for machine, ranks in enumerate(machines) for rank in ranks}
     found: Counter[int] = Counter()
     for rank in machine_of:
-        schedule = choose(kind, len(machine_of), rank, 0, size, Table(), machines=machines)
+        schedule = choose(kind, len(machine_of), rank, 0, size, Thresholds(), machines=machines)
         for step in schedule.steps:
             if step.action is Action.SEND and machine_of[step.peer] != machine_of[rank]:
                 found[machine_of[rank]] += share(schedule, step.chunk)
@@ -115,7 +115,7 @@ def test_machines_send_the_fewest_bytes(shape: tuple[int, int]) -> None:
 def test_a_ring_over_uneven_machines_leaves_each_once() -> None:
     machines = spread([0, 1, 0, 1, 2, 0])
     for rank in range(6):
-        schedule = choose(Collective.ALL_REDUCE, 6, rank, 0, 64 * MIB, Table(), machines=machines)
+        schedule = choose(Collective.ALL_REDUCE, 6, rank, 0, 64 * MIB, Thresholds(), machines=machines)
         assert schedule.identifier == ScheduleId.ALL_REDUCE_RING
     assert leaving(Collective.ALL_REDUCE, machines, 64 * MIB) == dict.fromkeys(
         range(3), 10
@@ -127,14 +127,16 @@ def test_a_ring_over_uneven_machines_leaves_each_once() -> None:
 
 def test_small_tensors_take_the_schedules_of_the_table() -> None:
     for kind in Collective:
-        plain = choose(kind, 8, 0, 0, 4096, Table())
-        assert choose(kind, 8, 0, 0, 4096, Table(), machines=spread([0] * 4 + [1] * 4)).identifier == plain.identifier
+        plain = choose(kind, 8, 0, 0, 4096, Thresholds())
+        assert (
+            choose(kind, 8, 0, 0, 4096, Thresholds(), machines=spread([0] * 4 + [1] * 4)).identifier == plain.identifier
+        )
 
 
 def test_nothing_is_sealed_for_several_hops_on_one_machine() -> None:
     for kind in Collective:
         for size in (4096, MIB, 64 * MIB):
-            schedule = choose(kind, 8, 3, 0, size, Table(), machines=(tuple(range(8)),))
+            schedule = choose(kind, 8, 3, 0, size, Thresholds(), machines=(tuple(range(8)),))
             assert all(step.origin == -1 for step in schedule.steps)
 
 

@@ -19,7 +19,7 @@ from ringfence.dataplane.request import DTYPES, POINT_TO_POINT, REDUCTIONS
 from ringfence.keys import Secret
 from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
 from ringfence.link.frames import HEADER_BYTES, HOP_BYTES, HOP_OVERHEAD, NO_ORIGIN, Call, Type, pack_header
-from ringfence.link.hello import Hello, Lane, LinkHandshake, LinkSecrets, write_hello
+from ringfence.link.hello import Lane, LinkHandshake, LinkHello, LinkSecrets, write_hello
 from ringfence.link.seal import OriginKeys, Sealer, instance_identifier
 from ringfence.link.unsealed import AnySealer, LocalSealer
 from ringfence.runtime.communicator import group_digest
@@ -58,7 +58,7 @@ def private(rank: int) -> X25519PrivateKey:
 class Connection(NamedTuple):
     """The messages of a handshake and what they derive."""
 
-    hello: Hello
+    hello: LinkHello
     x25519: bytes
     kem: bytes
     reply: bytes
@@ -73,7 +73,7 @@ def kem_private(rank: int) -> MLKEM768PrivateKey:
 def connect(dialler: int, acceptor: int, lane: Lane, channel: int = 0) -> Connection:
     place = f"{dialler} to {acceptor}, lane {int(lane)}" + (f", channel {channel}" if channel else "")
     group = NO_GROUP if lane is Lane.PEER_VERIFICATION else GROUP
-    hello = Hello(dialler, acceptor, lane, group, fixed(f"dialler's nonce, {place}"), channel)
+    hello = LinkHello(dialler, acceptor, lane, group, fixed(f"dialler's nonce, {place}"), channel)
     shared = private(dialler).exchange(private(acceptor).public_key())
     nonce = fixed(f"acceptor's nonce, {place}")
     handshake = LinkHandshake(SESSION_KEY, shared, hello, nonce)

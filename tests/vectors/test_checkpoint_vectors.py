@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ringfence import keys
 from ringfence.checkpoint import envelope, index, key_wrap, streams, values
-from ringfence.checkpoint.envelope import Envelope, Kind
-from ringfence.checkpoint.index import Chunk, Index, Place, Shard, TensorItem, ValueItem
+from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
+from ringfence.checkpoint.index import Chunk, Index, Shard, StoredBytes, TensorItem, ValueItem
 from ringfence.keys import Secret
 
 ROOT = Path(__file__).parents[2]
@@ -39,12 +39,12 @@ INDEX = Index(
     SAVE,
     (Shard(SHARD, 36), Shard(OTHER, 2_000_000)),
     (
-        ValueItem(("optimizer", "lr"), Place(1, 5, 9)),
+        ValueItem(("optimizer", "lr"), StoredBytes(1, 5, 9)),
         TensorItem(
             ("weights", 0),
             "float32",
             (3, 4),
-            (Chunk((0, 0), (2, 4), Place(0, 4, 32)), Chunk((2, 0), (1, 4), Place(1, 100, 16))),
+            (Chunk((0, 0), (2, 4), StoredBytes(0, 4, 32)), Chunk((2, 0), (1, 4), StoredBytes(1, 100, 16))),
         ),
     ),
     12,
@@ -146,8 +146,8 @@ def by_the_text() -> dict[str, str]:
 def by_the_package() -> dict[str, str]:
     """All vectors, from the code."""
     wrapped = bytes.fromhex(VECTORS["wrapped"]) if VECTORS else b""
-    found = Envelope(Kind.INDEX, SAVE, Fixed().name, wrapped)
-    file = Envelope(Kind.FILE, SAVE, "", b"")
+    found = Envelope(EnvelopeKind.INDEX, SAVE, Fixed().name, wrapped)
+    file = Envelope(EnvelopeKind.FILE, SAVE, "", b"")
     body, large = INDEX.encode(), bytes(range(256)) * 8200
     shard = streams.seal(Secret(DATA_KEY), envelope.shard_data(SAVE, SHARD), large, HEADER)
     return {
@@ -189,7 +189,7 @@ def table(title: str) -> dict[str, int]:
 
 
 def test_the_codes_and_limits_of_the_text_are_those_of_the_code() -> None:
-    assert table("kind") == {each.name.lower(): each.value for each in Kind}
+    assert table("kind") == {each.name.lower(): each.value for each in EnvelopeKind}
     assert table("type") == {name: getattr(values, name.upper()) for name in table("type")} and len(table("type")) == 10
     assert (keys.STREAM_SEGMENT_BYTES, keys.STREAM_SEGMENTS) == (1_048_576, 4_294_967_296)
     assert keys.CHECKPOINT_NAME_BYTES == keys.CHECKPOINT_PATH_PARTS == 256

@@ -11,18 +11,18 @@ import pytest
 
 from ringfence import keys
 from ringfence.admission.messages import Message, encode
-from ringfence.launch.messages import Answer, Call, Notice, Operation, Result
+from ringfence.launch.messages import AgentCall, Answer, CallResult, Notice, Operation
 
 ROOT = Path(__file__).parents[2]
 VECTORS = json.loads((ROOT / "tests/vectors/launch.json").read_text())
 SPEC = (ROOT / "spec/launch.md").read_text()
 
 MESSAGES: dict[str, Message] = {
-    "attach": Call(0, Operation.ATTACH, parts=(b'{"agent":"6f1d","rank":1}',)),
-    "join": Call(1, Operation.JOIN, "", 600_000),
-    "set": Call(2, Operation.SET, "0123456789abcdef.1", 60_000, (b"key", b"\x00\xff", b"other", b"")),
-    "joined": Answer(1, Result.OK, (b'{"generation":"0123456789abcdef.1","rank":1,"nodes":2}',)),
-    "ended": Answer(2, Result.ENDED),
+    "attach": AgentCall(0, Operation.ATTACH, parts=(b'{"agent":"6f1d","rank":1}',)),
+    "join": AgentCall(1, Operation.JOIN, "", 600_000),
+    "set": AgentCall(2, Operation.SET, "0123456789abcdef.1", 60_000, (b"key", b"\x00\xff", b"other", b"")),
+    "joined": Answer(1, CallResult.OK, (b'{"generation":"0123456789abcdef.1","rank":1,"nodes":2}',)),
+    "ended": Answer(2, CallResult.ENDED),
     "notice": Notice("0123456789abcdef.1", ended=True),
 }
 
@@ -51,9 +51,9 @@ def by_the_text(name: str) -> bytes:
             ).encode(),
         )
     else:
-        assert isinstance(message, Call | Answer)
+        assert isinstance(message, AgentCall | Answer)
         parts = struct.pack(">I", len(message.parts)) + b"".join(blob(part) for part in message.parts)
-        if isinstance(message, Call):
+        if isinstance(message, AgentCall):
             scope = message.scope.encode()
             fields = struct.pack(">IBH", message.number, message.operation, len(scope)) + scope
             kind, body = 48, fields + struct.pack(">Q", message.milliseconds) + parts
@@ -75,7 +75,7 @@ def table(title: str) -> dict[str, int]:
 
 def test_the_codes_of_the_text_are_those_of_the_code() -> None:
     assert table("operation") == {each.name.lower().replace("_", ""): each.value for each in Operation}
-    assert table("result") == {each.name.lower(): each.value for each in Result}
+    assert table("result") == {each.name.lower(): each.value for each in CallResult}
 
 
 def test_the_limits_of_the_text_are_those_of_the_code() -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from ringfence import keys
-from ringfence.collectives import Action, Collective, Schedule, ScheduleId, Table, build, choose
+from ringfence.collectives import Action, Collective, Schedule, ScheduleId, Thresholds, build, choose
 from ringfence.dataplane.request import _SEGMENTS_PER_PASS, DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
 from ringfence.dataplane.shared import shared_bytes
 from ringfence.link.frames import FRAME_BYTES, Type
@@ -52,7 +52,7 @@ def test_the_defaults_of_the_schedule_table() -> None:
     passage = FLAT.split("The schedule table has ten numbers", 1)[1].split(" With n the bytes", 1)[0]
     unit = {"": 1, " KiB": 1 << 10, " MiB": 1 << 20}
     named = re.findall(r"`(\w+)` \[(\d+)( [KM]iB)?\]", passage)
-    assert {name: int(count) * unit[of] for name, count, of in named} == asdict(Table())
+    assert {name: int(count) * unit[of] for name, count, of in named} == asdict(Thresholds())
 
 
 def test_frame_types() -> None:
@@ -431,8 +431,8 @@ def test_machines_choose_schedules(machines: Machines) -> None:
     replaced = {9: 25, 12: 26, **({1: 22, 4: 23, 6: 24} if even else {})}
     for kind in Collective:
         for bytes_ in (4096, 1 << 20, 1 << 26):
-            flat = choose(kind, size, 0, 0, bytes_, Table()).identifier
-            found = choose(kind, size, 0, 0, bytes_, Table(), machines=machines)
+            flat = choose(kind, size, 0, 0, bytes_, Thresholds()).identifier
+            found = choose(kind, size, 0, 0, bytes_, Thresholds(), machines=machines)
             assert found.identifier == replaced.get(flat, flat)
             if len(machines) == 1:
                 assert all(step.origin < 0 for step in found.steps)

@@ -9,7 +9,7 @@ import pytest
 
 from ringfence import keys
 from ringfence.admission import tree
-from ringfence.admission.messages import Frames
+from ringfence.admission.messages import MessageSplitter
 from ringfence.admission.proofs import certificate
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import RingfenceError
@@ -65,7 +65,7 @@ def test_those_who_do_not_verify_the_roster_are_in_the_same_session_and_not_in_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     work = Work(monkeypatch)
-    work.count(Frames, "feed", lambda _, data: len(data))
+    work.count(MessageSplitter, "feed", lambda _, data: len(data))
     some, everyone = admit(40, verifiers=3), admit(40)
     assert 3 <= some.verifiers <= 5
     assert everyone.verifiers == 40

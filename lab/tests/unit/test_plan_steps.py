@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.collectives import Table
+from ringfence.collectives import Thresholds
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan import hardware, models, published
 from ringfence_lab.plan.recommend import CAPS, WORKERS, plan, sweep
@@ -208,9 +208,9 @@ def test_the_models_table_is_no_worse_by_the_models_own_measure() -> None:
     groups = (2, 4, 8, 16, 64)
     mine = table(profile, groups)
     found = differences(profile, groups, mine)
-    assert mine != Table()
+    assert mine != Thresholds()
     assert sum(math.log(1 - each.gain) for each in found) < 0
-    assert Table.from_bytes(mine.to_bytes()) == mine
+    assert Thresholds.from_bytes(mine.to_bytes()) == mine
 
 
 def test_published_slowdowns_stand_beside_what_is_predicted() -> None:

@@ -24,7 +24,7 @@ class Role(IntEnum):
 
 
 @dataclass(frozen=True)
-class Channel:
+class TlsValues:
     """Values that TLS provides for one connection; no message can change them."""
 
     own_key_digest: bytes  # SHA-256 of the SubjectPublicKeyInfo

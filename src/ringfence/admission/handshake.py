@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from ringfence.admission.binding import Binding, Channel, Role, bind, proof_digest
+from ringfence.admission.binding import Binding, Role, TlsValues, bind, proof_digest
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
 from ringfence.admission.policy import Admitted, Evidence, Policy, Prover, Verdict, verdict
 from ringfence.errors import AdmissionError, ProtocolError
@@ -79,12 +79,12 @@ class Handshake:
         self._ranks = ranks  # that the peer may claim: the dialled one, or this worker's children
         self._policy = policy
         self._prover = prover
-        self._channel: Channel | None = None
+        self._channel: TlsValues | None = None
         self._peer: Hello | None = None
         self._own_binding: Binding | None = None
         self._objection: tuple[Reason, str] | None = None  # to a peer that is to prove itself first
 
-    def begin(self, channel: Channel) -> list[Message]:
+    def begin(self, channel: TlsValues) -> list[Message]:
         """Start the handshake once TLS is established; `channel` has its values for the connection."""
         if self.state is not State.IDLE or channel.own_key_digest != self._hello.entry.tls_key_digest:
             raise ProtocolError("a handshake starts once, on a connection with this worker's own TLS key")
@@ -238,7 +238,7 @@ TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Messag
 _AFTER_PROOF: Final = frozenset({Reason.VERSION, Reason.WORLD_SIZE, Reason.POLICY, Reason.SUITE})
 
 
-def compare(own: Hello, peer: Hello, ranks: frozenset[int], channel: Channel) -> tuple[Reason, str] | None:
+def compare(own: Hello, peer: Hello, ranks: frozenset[int], channel: TlsValues) -> tuple[Reason, str] | None:
     """Return why two hellos do not match, naming both values, or None if they match."""
     here, there = own.entry, peer.entry
     own_name = f"rank {here.rank}"

@@ -338,7 +338,7 @@ def decode(types: Mapping[int, type[Message]], kind: int, body: bytes) -> Messag
     return message
 
 
-class Frames:
+class MessageSplitter:
     """Splits a byte stream into messages. Buffers only what was received, whatever a length field claims."""
 
     def __init__(self, types: Mapping[int, type[Message]], limit: int) -> None:

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch.autograd import profiler
 
 from ringfence.backend import ranges
-from ringfence.backend.binding import Staging, dtype_code, parts_of, reduction_of, slices_of
+from ringfence.backend.binding import CallMemory, dtype_code, parts_of, reduction_of, slices_of
 from ringfence.backend.default_backend import register_default_backend
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer, Collective, Schedule, choose
 from ringfence.dataplane.request import STAGED, CollectiveRequest, Request, first_check
 from ringfence.device.call import Reports, caller_event
-from ringfence.device.collective import Lane, StagedCollective
+from ringfence.device.collective import CallQueue, StagedCollective
 from ringfence.device.device_thread import thread_of
 from ringfence.errors import UnsupportedError
 from ringfence.link.frames import Call
@@ -50,11 +50,11 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._description = "undefined"
         self._store = store
         self._coalescing: list[RingfenceWork] | None = None
-        self._lanes: dict[torch.device, Lane] = {}
+        self._lanes: dict[torch.device, CallQueue] = {}
         self._in_order = threading.RLock()
         self._added = _Lazy(lambda: engine.add_communicator(self._wire_name, ranks))
-        self._mine = ranks.index(engine.rank)
-        self._count = len(ranks)
+        self._group_rank = ranks.index(engine.rank)
+        self._group_size = len(ranks)
         self._machines = within(engine.context.machines, ranks)
         self._holds_session = holds_session
         if holds_session:
@@ -167,7 +167,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     def _submit(
         self,
         kind: Collective,
-        stage: Staging,
+        stage: CallMemory,
         parts: dict[Buffer, list[torch.Tensor]],
         options: Any,
         outputs: list[Any],
@@ -175,7 +175,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         reduction: Any = None,
         root: int = 0,
         elements: int = 0,
-        weight: int = 0,
+        nbytes: int = 0,
         even: bool = True,
     ) -> RingfenceWork:
         """Select the schedule, bind it to memory and submit it."""
@@ -183,7 +183,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         code, combine, average = reduction_of(reduction, dtype) if reduction is not None else (0, None, False)
         engine = self._session.engine
         schedule = choose(
-            *(kind, self._count, self._mine, root, weight, engine.table),
+            *(kind, self._group_size, self._group_rank, root, nbytes, engine.table),
             average=average,
             even=even,
             machines=self._machines,
@@ -206,13 +206,13 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         else:
             with self._in_order:  # the calls of several threads have one order in both queues
                 self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
-                staged.submit(self._lanes.setdefault(staged.device, Lane()))
+                staged.submit(self._lanes.setdefault(staged.device, CallQueue()))
         return self._work([request], outputs, wake=staged is None and getattr(options, "asyncOp", True))
 
     def _stage_collective(
         self,
         request: CollectiveRequest,
-        stage: Staging,
+        stage: CallMemory,
         parts: dict[Buffer, list[torch.Tensor]],
         schedule: Schedule,
     ) -> StagedCollective:
@@ -223,7 +223,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         engine, communicator = self._session.engine, self._communicator
         kind = Collective(request.call.operation)
         reports = self._reports(request, lambda: engine.call_soon(communicator.get().resume))
-        staged = StagedCollective(thread, stage.device_tensors, reports, ready, kind, self._count, slices)
+        staged = StagedCollective(thread, stage.device_tensors, reports, ready, kind, self._group_size, slices)
         request.stage(staged)
         if staged.passes > 1:  # host tensors are sliced otherwise: ranks that mix them must not take one for the other
             request.call = request.call._replace(schedule=request.call.schedule | STAGED)
@@ -269,12 +269,12 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def _expect_one_per_rank(self, tensors: Sequence[torch.Tensor], what: str) -> None:
-        if len(tensors) != self._count:
-            raise ValueError(f"expected one {what} tensor for each of the {self._count} ranks, got {len(tensors)}")
+        if len(tensors) != self._group_size:
+            raise ValueError(f"expected one {what} tensor for each of the {self._group_size} ranks, got {len(tensors)}")
 
     def _expect_peer(self, rank: int) -> None:
-        if not 0 <= rank < self._count or rank == self._mine:
-            raise ValueError(f"rank {rank} is not another rank of this group of {self._count}")
+        if not 0 <= rank < self._group_size or rank == self._group_rank:
+            raise ValueError(f"rank {rank} is not another rank of this group of {self._group_size}")
 
 
 class _Lazy:

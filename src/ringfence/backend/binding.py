@@ -36,7 +36,7 @@ _SHORT_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
 Copy = tuple[torch.Tensor, torch.Tensor, Lease | None]  # target, source, and the lease of the caller's tensor
 
 
-class Staging:
+class CallMemory:
     """The flat memory of a call's tensors: their own if they are contiguous host tensors, otherwise copies.
 
     A strided host tensor is copied in when its collective begins, not when it is called, because an earlier call in progress
@@ -207,7 +207,7 @@ def parts_of(schedule: Schedule | None, buffer: Buffer, tensors: list[torch.Tens
     return [views[0][part * each : (part + 1) * each] for part in range(named)]
 
 
-def slices_of(stage: Staging, schedule: Schedule, buffer: Buffer, outlines: list[torch.Tensor]) -> list[Slice]:
+def slices_of(stage: CallMemory, schedule: Schedule, buffer: Buffer, outlines: list[torch.Tensor]) -> list[Slice]:
     """The same for device tensors."""
     named = schedule.parts(buffer)
     if len(outlines) == 1 and named > 1:

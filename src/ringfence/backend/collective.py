@@ -8,7 +8,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from ringfence.backend.base import GroupBase, one
-from ringfence.backend.binding import Staging, bytes_of, even_parts, same_layout, share_of, wide_dtype
+from ringfence.backend.binding import CallMemory, bytes_of, even_parts, same_layout, share_of, wide_dtype
 from ringfence.backend.overloads import listed, listed_with, options_of
 from ringfence.backend.sparse import sparse_all_reduce
 from ringfence.backend.work import RingfenceWork
@@ -33,13 +33,13 @@ class CollectiveMethods(GroupBase):
             [tensor],
             reduction=options.reduceOp,
             elements=tensor.numel(),
-            weight=bytes_of(tensor),
+            nbytes=bytes_of(tensor),
         )
 
-    def _stage(self, tensor: torch.Tensor, options: Any) -> Staging:
-        """Staging for tensors that are reduced."""
+    def _stage(self, tensor: torch.Tensor, options: Any) -> CallMemory:
+        """The memory of tensors that are reduced."""
         reduction, dtype = options.reduceOp, tensor.dtype
-        return Staging(share_of(reduction, dtype, self._count), wide_dtype(reduction, dtype))
+        return CallMemory(share_of(reduction, dtype, self._group_size), wide_dtype(reduction, dtype))
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
         return self._together([self.allreduce([tensor], options) for tensor in tensors])
@@ -47,8 +47,8 @@ class CollectiveMethods(GroupBase):
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, *, root: Any = None) -> RingfenceWork:
         (tensor,) = one(listed(tensors))
         options = options_of(c10d.BroadcastOptions, opts, root=root, timeout=timeout)
-        stage = Staging()
-        is_root = self._mine == options.rootRank
+        stage = CallMemory()
+        is_root = self._group_rank == options.rootRank
         memory = stage.input(tensor) if is_root else stage.output(tensor)
         stage.given = [tensor]  # profiles show it as the input on every rank
         return self._submit(
@@ -59,7 +59,7 @@ class CollectiveMethods(GroupBase):
             [tensor],
             root=options.rootRank,
             elements=tensor.numel(),
-            weight=bytes_of(tensor),
+            nbytes=bytes_of(tensor),
         )
 
     def reduce(
@@ -68,7 +68,7 @@ class CollectiveMethods(GroupBase):
         (tensor,) = one(listed(tensors))
         options = options_of(c10d.ReduceOptions, opts, op, root, timeout)
         stage = self._stage(tensor, options)
-        if self._mine == options.rootRank:
+        if self._group_rank == options.rootRank:
             memory = stage.in_place(tensor)
             parts = {Buffer.INPUT: [memory], Buffer.OUTPUT: [memory]}
         else:
@@ -82,7 +82,7 @@ class CollectiveMethods(GroupBase):
             reduction=options.reduceOp,
             root=options.rootRank,
             elements=tensor.numel(),
-            weight=bytes_of(tensor),
+            nbytes=bytes_of(tensor),
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *, timeout: Any = None) -> RingfenceWork:
@@ -93,11 +93,11 @@ class CollectiveMethods(GroupBase):
 
     def _all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor, options: Any) -> RingfenceWork:
         self._expect_one_per_rank(outputs, "output")
-        if outputs[self._mine].numel() != tensor.numel():
-            raise ValueError(f"all_gather: output {self._mine} and the input differ in size")
+        if outputs[self._group_rank].numel() != tensor.numel():
+            raise ValueError(f"all_gather: output {self._group_rank} and the input differ in size")
         same_layout([tensor, *outputs])
         total = sum(out.numel() for out in outputs)
-        stage = Staging()
+        stage = CallMemory()
         return self._submit(
             Collective.ALL_GATHER,
             stage,
@@ -105,25 +105,25 @@ class CollectiveMethods(GroupBase):
             options,
             outputs,
             elements=total,
-            weight=total * tensor.element_size(),
+            nbytes=total * tensor.element_size(),
             even=all(out.numel() == tensor.numel() for out in outputs),
         )
 
     def all_gather_single(self, out: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> RingfenceWork:
-        if out.numel() != tensor.numel() * self._count:
+        if out.numel() != tensor.numel() * self._group_size:
             raise ValueError(
-                f"all_gather: the output has {out.numel()} elements, expected {self._count} * {tensor.numel()}"
+                f"all_gather: the output has {out.numel()} elements, expected {self._group_size} * {tensor.numel()}"
             )
         same_layout([tensor, out])
-        stage = Staging()
+        stage = CallMemory()
         return self._submit(
             Collective.ALL_GATHER,
             stage,
-            {Buffer.INPUT: [stage.input(tensor)], Buffer.OUTPUT: even_parts(stage.output(out), self._count)},
+            {Buffer.INPUT: [stage.input(tensor)], Buffer.OUTPUT: even_parts(stage.output(out), self._group_size)},
             options,
             [out],
             elements=out.numel(),
-            weight=bytes_of(out),
+            nbytes=bytes_of(out),
         )
 
     def all_gather_single_coalesced(
@@ -146,10 +146,10 @@ class CollectiveMethods(GroupBase):
         outputs, inputs = listed_with(outputs, inputs)
         (tensor,) = one(inputs)
         options = options_of(c10d.GatherOptions, opts, root=root, timeout=timeout)
-        stage = Staging()
+        stage = CallMemory()
         parts = {Buffer.INPUT: [stage.input(tensor)]}
         results: list[torch.Tensor] = []
-        if self._mine == options.rootRank:
+        if self._group_rank == options.rootRank:
             (results,) = outputs
             self._expect_one_per_rank(results, "output")
             same_layout([tensor, *results], equal=True)
@@ -162,7 +162,7 @@ class CollectiveMethods(GroupBase):
             results or [tensor],
             root=options.rootRank,
             elements=tensor.numel(),
-            weight=bytes_of(tensor) * self._count,
+            nbytes=bytes_of(tensor) * self._group_size,
         )
 
     def scatter(
@@ -171,9 +171,9 @@ class CollectiveMethods(GroupBase):
         inputs, outputs = listed_with(inputs, outputs)
         (out,) = one(outputs)
         options = options_of(c10d.ScatterOptions, opts, root=root, timeout=timeout)
-        stage = Staging()
+        stage = CallMemory()
         parts = {Buffer.OUTPUT: [stage.output(out)]}
-        if self._mine == options.rootRank:
+        if self._group_rank == options.rootRank:
             (tensors,) = inputs
             self._expect_one_per_rank(tensors, "input")
             same_layout([out, *tensors], equal=True)
@@ -186,7 +186,7 @@ class CollectiveMethods(GroupBase):
             [out],
             root=options.rootRank,
             elements=out.numel(),
-            weight=bytes_of(out) * self._count,
+            nbytes=bytes_of(out) * self._group_size,
         )
 
     def reduce_scatter(
@@ -203,10 +203,10 @@ class CollectiveMethods(GroupBase):
         return works[0] if len(works) == 1 else self._together(works)
 
     def _reduce_scatter(
-        self, stage: Staging, out: torch.Tensor, tensors: list[torch.Tensor], options: Any
+        self, stage: CallMemory, out: torch.Tensor, tensors: list[torch.Tensor], options: Any
     ) -> RingfenceWork:
-        if tensors[self._mine].numel() != out.numel():
-            raise ValueError(f"reduce_scatter: input {self._mine} and the output differ in size")
+        if tensors[self._group_rank].numel() != out.numel():
+            raise ValueError(f"reduce_scatter: input {self._group_rank} and the output differ in size")
         total = sum(tensor.numel() for tensor in tensors)
         return self._submit(
             Collective.REDUCE_SCATTER,
@@ -216,19 +216,19 @@ class CollectiveMethods(GroupBase):
             [out],
             reduction=options.reduceOp,
             elements=total,
-            weight=total * tensors[0].element_size(),
+            nbytes=total * tensors[0].element_size(),
             even=all(tensor.numel() == out.numel() for tensor in tensors),
         )
 
     def reduce_scatter_single(self, out: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> RingfenceWork:
-        if tensor.numel() != out.numel() * self._count:
+        if tensor.numel() != out.numel() * self._group_size:
             raise ValueError(
-                f"reduce_scatter: the input has {tensor.numel()} elements, expected {self._count} * {out.numel()}"
+                f"reduce_scatter: the input has {tensor.numel()} elements, expected {self._group_size} * {out.numel()}"
             )
         same_layout([out, tensor])
         options = options or c10d.ReduceScatterOptions()
         stage = self._stage(out, options)
-        return self._reduce_scatter(stage, out, even_parts(stage.input(tensor), self._count), options)
+        return self._reduce_scatter(stage, out, even_parts(stage.input(tensor), self._group_size), options)
 
     def reduce_scatter_single_coalesced(
         self, outs: list[torch.Tensor], tensors: list[torch.Tensor], options: Any = None
@@ -238,7 +238,7 @@ class CollectiveMethods(GroupBase):
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any = None) -> RingfenceWork:
         self._expect_one_per_rank(outputs, "output")
         self._expect_one_per_rank(inputs, "input")
-        stage = Staging()
+        stage = CallMemory()
         bound = [stage.output(out) for out in outputs], [stage.input(tensor) for tensor in inputs]
         return self._all_to_all(stage, *bound, outputs, options, even=False)
 
@@ -253,15 +253,15 @@ class CollectiveMethods(GroupBase):
         timeout: Any = None,
     ) -> RingfenceWork:
         options = options_of(c10d.AllToAllOptions, opts, timeout=timeout)
-        stage = Staging()
-        outputs = _split(stage.output(out), out, output_splits, self._count)
-        inputs = _split(stage.input(tensor), tensor, input_splits, self._count)
+        stage = CallMemory()
+        outputs = _split(stage.output(out), out, output_splits, self._group_size)
+        inputs = _split(stage.input(tensor), tensor, input_splits, self._group_size)
         even = not output_splits and not input_splits  # only then every rank knows this of all others
         return self._all_to_all(stage, outputs, inputs, [out], options, even)
 
     def _all_to_all(
         self,
-        stage: Staging,
+        stage: CallMemory,
         outputs: list[torch.Tensor],
         inputs: list[torch.Tensor],
         results: list[torch.Tensor],
@@ -269,11 +269,11 @@ class CollectiveMethods(GroupBase):
         even: bool,
     ) -> RingfenceWork:
         same_layout([*outputs, *inputs])
-        if outputs[self._mine].numel() != inputs[self._mine].numel():
+        if outputs[self._group_rank].numel() != inputs[self._group_rank].numel():
             raise ValueError(
                 "all_to_all: the parts that this rank sends to itself and receives from itself differ in size"
             )
-        if self._count < self._session.engine.table.bruck_group:
+        if self._group_size < self._session.engine.table.bruck_group:
             even = False  # same schedule; some ranks may pass equal splits explicitly and others not
         return self._submit(
             Collective.ALL_TO_ALL,
@@ -282,7 +282,7 @@ class CollectiveMethods(GroupBase):
             options,
             results,
             elements=outputs[0].numel() if even else 0,
-            weight=bytes_of(outputs[0]) * self._count if even else 0,
+            nbytes=bytes_of(outputs[0]) * self._group_size if even else 0,
             even=even,
         )
 
@@ -291,7 +291,7 @@ class CollectiveMethods(GroupBase):
         options = options_of(c10d.BarrierOptions, opts, timeout=timeout)
         given = getattr(options, "device", None)
         device = _indexed(given) if given is not None and given.type != "cpu" else None
-        return self._submit(Collective.BARRIER, Staging(device=device), {}, options, [])
+        return self._submit(Collective.BARRIER, CallMemory(device=device), {}, options, [])
 
     # Names before torch 2.13.
     _allgather_base = all_gather_single

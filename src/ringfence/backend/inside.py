@@ -18,9 +18,8 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringfence.backend.collective import CollectiveMethods
+from ringfence.backend.sealed_group import SealedGroup
 from ringfence.backend.sealed_store import SealedStore
-from ringfence.backend.transfers import TransferMethods
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.guard import plaintext_allowed
 from ringfence.runtime.communicator import group_digest
@@ -42,10 +41,6 @@ NCCL_SETTINGS: Final = {
 }
 CONNECT_LATER: Final = frozenset({"nccl"})  # need the store after their construction, for their first collective
 _INTRODUCTION: Final = -5  # a tag
-
-
-class SealedGroup(CollectiveMethods, TransferMethods):
-    """A sealed group, as the members of a group inside a machine use it to agree."""
 
 
 class _Inside(NamedTuple):

@@ -10,7 +10,7 @@ from torch.autograd import profiler
 
 from ringfence.backend import ranges
 from ringfence.backend.base import GroupBase, one
-from ringfence.backend.binding import Staging, bytes_of, dtype_code, parts_of
+from ringfence.backend.binding import CallMemory, bytes_of, dtype_code, parts_of
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer
 from ringfence.dataplane.request import POINT_TO_POINT
@@ -31,7 +31,7 @@ class TransferMethods(GroupBase):
         (tensor,) = one(tensors)
         self._expect_peer(destination)
         _expect_tag(tag)
-        stage = Staging()
+        stage = CallMemory()
         transfer = self._bound_transfer(stage, stage.input(tensor), tag, tensor)
         if stage.before is not None:
             stage.before()
@@ -54,7 +54,7 @@ class TransferMethods(GroupBase):
 
     def _receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> RingfenceWork:
         (tensor,) = one(tensors)
-        stage = Staging()
+        stage = CallMemory()
         transfer = self._bound_transfer(stage, stage.output(tensor), tag, tensor)
         transfer.copy_out = stage.after
         if profiler._is_profiler_enabled:
@@ -63,7 +63,7 @@ class TransferMethods(GroupBase):
         self._loop.call_soon_threadsafe(lambda: engine.receive(communicator.get(), transfer, source))
         return self._work([transfer], [tensor], wake=True)
 
-    def _bound_transfer(self, stage: Staging, memory: torch.Tensor, tag: int, tensor: torch.Tensor) -> Transfer:
+    def _bound_transfer(self, stage: CallMemory, memory: torch.Tensor, tag: int, tensor: torch.Tensor) -> Transfer:
         """A transfer of host memory, or staged from or to a device."""
         if stage.device is None:
             return self._transfer(memory, tag, tensor)
@@ -86,11 +86,11 @@ class TransferMethods(GroupBase):
         """A barrier that names the ranks that did not arrive: every rank reports to rank 0, which then releases all."""
         limit = self._session.engine.clock() + float((timeout or self._timeout).total_seconds())
         empty = torch.empty(0, dtype=torch.uint8, device="cpu")
-        if self._mine:
+        if self._group_rank:
             self._plain_send(empty, 0, _BARRIER_ARRIVE, limit).wait()
             self._plain_receive(empty, 0, _BARRIER_GO, limit + 1).wait()
             return
-        peers = range(1, self._count)
+        peers = range(1, self._group_size)
         arrivals = {peer: self._plain_receive(empty, peer, _BARRIER_ARRIVE, float("inf")) for peer in peers}
         missing = [peer for peer, work in arrivals.items() if not self._arrived(work, limit)]
         if missing:

@@ -16,21 +16,21 @@ _FIXED: Final = len(MAGIC) + 2 + keys.CHECKPOINT_ID_BYTES
 LIMIT: Final = _FIXED + 2 + keys.CHECKPOINT_NAME_BYTES + 4 + keys.CHECKPOINT_WRAPPED_BYTES
 
 
-class Kind(IntEnum):
+class EnvelopeKind(IntEnum):
     """What is sealed after the header."""
 
     INDEX = 1  # of a checkpoint; the id is that of the save
     FILE = 2  #  the content of a file that `sealed_open` wrote
 
 
-_LABELS: Final = {Kind.INDEX: keys.CHECKPOINT_INDEX, Kind.FILE: keys.CHECKPOINT_FILE}
+_LABELS: Final = {EnvelopeKind.INDEX: keys.CHECKPOINT_INDEX, EnvelopeKind.FILE: keys.CHECKPOINT_FILE}
 
 
 @dataclass(frozen=True)
 class Envelope:
     """The header: `id` is random, `key_name` tells people and services which key unwraps `wrapped`."""
 
-    kind: Kind
+    kind: EnvelopeKind
     id: bytes
     key_name: str
     wrapped: bytes
@@ -50,7 +50,7 @@ class Envelope:
         return key_context(self.kind, self.id)
 
 
-def key_context(kind: Kind, identifier: bytes) -> bytes:
+def key_context(kind: EnvelopeKind, identifier: bytes) -> bytes:
     """Return the context of a data key: a wrapped key of one save does not unwrap as that of another."""
     return keys.CHECKPOINT_CONTEXT + number(kind, 1) + identifier
 
@@ -68,9 +68,9 @@ def parse(data: bytes) -> tuple[Envelope, int]:
     if (version := reader.number(1)) != VERSION:
         raise ProtocolError(f"a sealed file of version {version}; this release reads version {VERSION}")
     code = reader.number(1)
-    if code not in set(Kind):
+    if code not in set(EnvelopeKind):
         raise ProtocolError(f"a sealed file of unknown kind {code}")
     identifier = reader.take(keys.CHECKPOINT_ID_BYTES)
     name = reader.text(keys.CHECKPOINT_NAME_BYTES)
-    found = Envelope(Kind(code), identifier, name, reader.blob(keys.CHECKPOINT_WRAPPED_BYTES))
+    found = Envelope(EnvelopeKind(code), identifier, name, reader.blob(keys.CHECKPOINT_WRAPPED_BYTES))
     return found, len(found.encode())

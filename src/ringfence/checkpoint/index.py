@@ -50,7 +50,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredBytes:
     """Where the bytes of an item are: a position in the list of shards, and an offset in that shard's plaintext."""
 
     shard: int
@@ -64,7 +64,7 @@ class Chunk:
 
     offsets: Shape
     sizes: Shape
-    place: Place
+    place: StoredBytes
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ValueItem:
     """An item that is not a tensor, in the encoding of `values`."""
 
     path: Path
-    place: Place
+    place: StoredBytes
 
 
 Item = TensorItem | ValueItem
@@ -265,7 +265,7 @@ def _chunks(reader: Reader, count: int, shape: Shape, size: int, shards: tuple[S
         yield Chunk(offsets, sizes, _place(shards, shard, offset, volume * size))
 
 
-def _place(shards: tuple[Shard, ...], shard: int, offset: int, length: int) -> Place:
+def _place(shards: tuple[Shard, ...], shard: int, offset: int, length: int) -> StoredBytes:
     if shard >= len(shards) or not length or offset + length > shards[shard].size:
         raise ProtocolError("an item that is not within its shard")
-    return Place(shard, offset, length)
+    return StoredBytes(shard, offset, length)

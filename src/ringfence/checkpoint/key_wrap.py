@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ringfence import keys
 from ringfence.admission.encoding import is_printable
-from ringfence.checkpoint.envelope import Envelope, Kind, key_context
+from ringfence.checkpoint.envelope import Envelope, EnvelopeKind, key_context
 from ringfence.config.private_files import StrPath, load_secret
 from ringfence.errors import CheckpointError
 
@@ -88,7 +88,7 @@ def wrapper_of(key: Key) -> KeyWrapper:
     raise TypeError(f"key must be the path of a key file or a KeyWrapper, not {type(key).__name__}")
 
 
-def new_data_key(wrapper: KeyWrapper, kind: Kind) -> tuple[keys.Secret, Envelope]:
+def new_data_key(wrapper: KeyWrapper, kind: EnvelopeKind) -> tuple[keys.Secret, Envelope]:
     """Draw a data key and an id, and wrap the key. Raises CheckpointError."""
     data_key, identifier = (
         keys.Secret(secrets.token_bytes(keys.KEY_BYTES)),
@@ -97,7 +97,7 @@ def new_data_key(wrapper: KeyWrapper, kind: Kind) -> tuple[keys.Secret, Envelope
     return data_key, wrap(wrapper, data_key, kind, identifier)
 
 
-def wrap(wrapper: KeyWrapper, data_key: keys.Secret, kind: Kind, identifier: bytes) -> Envelope:
+def wrap(wrapper: KeyWrapper, data_key: keys.Secret, kind: EnvelopeKind, identifier: bytes) -> Envelope:
     """Wrap a data key. Raises CheckpointError."""
     name = wrapper.name
     if not name or len(name) > keys.CHECKPOINT_NAME_BYTES or not is_printable(name):

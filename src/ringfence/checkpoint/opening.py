@@ -9,7 +9,7 @@ from typing import Any
 
 from ringfence import keys
 from ringfence.checkpoint import envelope, index, key_wrap, streams
-from ringfence.checkpoint.envelope import Envelope, Kind
+from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
 from ringfence.checkpoint.index import Index, Shard
 from ringfence.checkpoint.key_wrap import Key, KeyWrapper
 from ringfence.checkpoint.storage import INDEX_NAME, Storage
@@ -108,7 +108,7 @@ def _open(storage: Storage, path: str, wrapper: KeyWrapper) -> Opened:
     if len(content) > keys.CHECKPOINT_INDEX_BYTES + envelope.LIMIT:
         raise CheckpointError(f"it has more than {keys.CHECKPOINT_INDEX_BYTES} bytes")
     header, length = envelope.parse(content[: envelope.LIMIT])
-    if header.kind is not Kind.INDEX:
+    if header.kind is not EnvelopeKind.INDEX:
         raise CheckpointError("it is another sealed file")
     data_key = key_wrap.unwrap(wrapper, header)
     body = streams.unseal(data_key, header.associated_data, content[length:])
@@ -158,7 +158,7 @@ def rewrap_index(found: Opened, key: Key) -> str:
 
     The old key still opens copies of the old index. Returns the name of the new key. Raises CheckpointError.
     """
-    wrapped = key_wrap.wrap(key_wrap.wrapper_of(key), found.data_key, Kind.INDEX, found.index.save_id)
+    wrapped = key_wrap.wrap(key_wrap.wrapper_of(key), found.data_key, EnvelopeKind.INDEX, found.index.save_id)
     stream = streams.seal(found.data_key, wrapped.associated_data, found.body)
     found.storage.replace(found.path, INDEX_NAME, wrapped.encode() + stream)
     return wrapped.key_name

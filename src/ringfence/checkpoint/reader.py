@@ -23,7 +23,7 @@ from ringfence.checkpoint.index import Index, Item, TensorItem, name_of
 from ringfence.checkpoint.opening import opened_shard
 from ringfence.checkpoint.storage import Storage
 from ringfence.checkpoint.streams import SealingThreads, StreamReader, Want
-from ringfence.checkpoint.tensors import Piece, Staging, memory_of, pieces
+from ringfence.checkpoint.tensors import HostBuffer, Piece, memory_of, pieces
 from ringfence.errors import CheckpointError
 
 
@@ -71,7 +71,7 @@ class SealedReader(StorageReader):  # type: ignore[misc]
         """Read what this rank needs."""
         reads: dict[int, list[_Read]] = {}
         afterwards: list[Callable[[], None]] = []
-        staging = Staging()
+        staging = HostBuffer()
         for item in plan.items:
             self._add(item, planner, staging, reads, afterwards)
         with SealingThreads(self._threads) as threads:
@@ -89,7 +89,7 @@ class SealedReader(StorageReader):  # type: ignore[misc]
         self,
         request: ReadItem,
         planner: LoadPlanner,
-        staging: Staging,
+        staging: HostBuffer,
         reads: dict[int, list[_Read]],
         afterwards: list[Callable[[], None]],
     ) -> None:
@@ -117,7 +117,7 @@ class SealedReader(StorageReader):  # type: ignore[misc]
         afterwards.append(lambda: planner.commit_tensor(request, target))
 
 
-def _read(stream: StreamReader, reads: list[_Read], staging: Staging) -> None:
+def _read(stream: StreamReader, reads: list[_Read], staging: HostBuffer) -> None:
     """Open ranges, in the order of the file; those that need staging in groups that fit it."""
     wants: list[Want] = []
     staged: list[tuple[Piece, torch.Tensor]] = []

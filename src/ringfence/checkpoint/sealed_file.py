@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from ringfence.checkpoint import envelope, key_wrap
-from ringfence.checkpoint.envelope import Kind
+from ringfence.checkpoint.envelope import EnvelopeKind
 from ringfence.checkpoint.folder import LocalInput, LocalOutput, sync_folder
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.streams import BODY, DEFAULT_THREADS, SealingThreads, StreamReader, StreamWriter, Want
@@ -58,7 +58,7 @@ class SealedOutput(io.RawIOBase):
         super().__init__()
         self._path, self._temporary = path, f"{path}.partial-{secrets.token_hex(8)}"
         self._done = True
-        data_key, header = key_wrap.new_data_key(key_wrap.wrapper_of(key), Kind.FILE)
+        data_key, header = key_wrap.new_data_key(key_wrap.wrapper_of(key), EnvelopeKind.FILE)
         encoded = header.encode()
         self._threads = SealingThreads(threads)
         self._output = LocalOutput(self._temporary, 0)
@@ -121,7 +121,7 @@ class _SealedInput(io.RawIOBase):
         self._file = LocalInput(path)
         try:
             header, length = envelope.parse(self._file.read(envelope.LIMIT))
-            if header.kind is not Kind.FILE:
+            if header.kind is not EnvelopeKind.FILE:
                 raise CheckpointError("it is the index of a checkpoint: use load()")
             data_key = key_wrap.unwrap(key_wrap.wrapper_of(key), header)
             self._threads = SealingThreads(threads)

@@ -94,7 +94,7 @@ def pieces(
             yield from pieces(sizes[1:], offsets[1:], target[at], dtype, limit, first + at * row)
 
 
-class Staging:
+class HostBuffer:
     """Host memory of a bounded size that is handed out in parts and taken back as a whole."""
 
     def __init__(self, size: int = STAGING_BYTES) -> None:

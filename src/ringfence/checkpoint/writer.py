@@ -16,13 +16,13 @@ from torch.futures import Future
 
 from ringfence import keys
 from ringfence.checkpoint import envelope, key_wrap, streams
-from ringfence.checkpoint.envelope import Envelope, Kind
-from ringfence.checkpoint.index import Chunk, Index, Item, Path, Place, Shard, TensorItem, ValueItem, name_of
+from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
+from ringfence.checkpoint.index import Chunk, Index, Item, Path, Shard, StoredBytes, TensorItem, ValueItem, name_of
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.planners import SealedSavePlanner
 from ringfence.checkpoint.storage import INDEX_NAME, Storage
 from ringfence.checkpoint.streams import SealingThreads, StreamWriter
-from ringfence.checkpoint.tensors import Staging, blocks, is_plain, memory_of
+from ringfence.checkpoint.tensors import HostBuffer, blocks, is_plain, memory_of
 from ringfence.errors import CheckpointError
 
 
@@ -72,7 +72,7 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Draw the data key and the ids, and begin; rank 0 only."""
-        data_key, header = key_wrap.new_data_key(key_wrap.wrapper_of(self._key), Kind.INDEX)
+        data_key, header = key_wrap.new_data_key(key_wrap.wrapper_of(self._key), EnvelopeKind.INDEX)
         self._place = self._storage.begin(self._path)
         self._data_key, self._envelope = data_key, header
 
@@ -92,7 +92,7 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
 
     def _write_shard(self, plan: SavePlan, planner: SealedSavePlanner, size: int) -> list[WriteResult]:
         assigned: Assignment = plan.storage_data
-        shard, results, staging = Shard(assigned.shard_id, size), [], Staging()
+        shard, results, staging = Shard(assigned.shard_id, size), [], HostBuffer()
         bound = envelope.shard_data(assigned.save_id, shard.id)
         output = self._storage.create(assigned.place, shard.name, streams.sealed_size(size))
         with contextlib.ExitStack() as stack:
@@ -141,7 +141,7 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
             self._data_key.forget()
 
 
-def _write_tensor(stream: StreamWriter, tensor: torch.Tensor, staging: Staging) -> None:
+def _write_tensor(stream: StreamWriter, tensor: torch.Tensor, staging: HostBuffer) -> None:
     """Append a tensor: from where it is if possible, otherwise in blocks through a bounded part of host memory."""
     if is_plain(tensor):
         if tensor.nbytes:
@@ -173,11 +173,11 @@ def index_of(
     shards = tuple(Shard(identifier, sizes[identifier]) for identifier in sorted(sizes))
     numbers = {shard.id: number for number, shard in enumerate(shards)}
 
-    def place(index: MetadataIndex) -> Place:
+    def place(index: MetadataIndex) -> StoredBytes:
         if index not in written:
             raise CheckpointError(f"no rank has written {index.fqn} at {index.offset}")
         found = written[index]
-        return Place(numbers[found.shard_id], found.offset, found.length)
+        return StoredBytes(numbers[found.shard_id], found.offset, found.length)
 
     items: list[Item] = []
     paths: Mapping[str, Path] = metadata.planner_data or {}

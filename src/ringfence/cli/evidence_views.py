@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.proofs import azure, nvidia, snp, tdx, tdx_quote
-from ringfence.admission.proofs.snp_report import Product, Report, Tcb
+from ringfence.admission.proofs.snp_report import Product, SnpReport, Tcb
 from ringfence.admission.proofs.tdx_collateral import Collateral, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import measure
@@ -54,7 +54,7 @@ def look_unverified(held: StoredEvidence, collateral: Mapping[str, bytes]) -> Vi
     if held.kind == "snp":
         report, certificate = snp.decode(held.proof)
         if not certificate:
-            shown = Report.decode(report)
+            shown = SnpReport.decode(report)
             return _unverified(_snp(shown, shown.products, None, None), "no --certificate was given")
     return None
 
@@ -106,7 +106,7 @@ def _verify(held: StoredEvidence, report_data: bytes, rules: object, now: float)
 
 
 def _snp(
-    report: Report, products: Sequence[Product], tcb: Tcb | None, provider: str | None, table: str = "snp"
+    report: SnpReport, products: Sequence[Product], tcb: Tcb | None, provider: str | None, table: str = "snp"
 ) -> View:
     names = " or ".join(product.name.capitalize() for product in products) or "an unknown processor"
     policy = report.policy

@@ -125,12 +125,12 @@ def _certificate_rules(policy: PolicyFile) -> Iterator[certificate.Rules]:
     yield from (each for rule in policy.rules for _, each in rule.proofs if isinstance(each, certificate.Rules))
 
 
-def _lists(policy: PolicyFile) -> Iterator[crl.Revocation]:
+def _lists(policy: PolicyFile) -> Iterator[crl.CrlRule]:
     """Yield the lists of all rules, which all of them share."""
     yield from [each.shared for each in _certificate_rules(policy) if each.shared is not None][:1]
 
 
-def _responses(policy: PolicyFile) -> Iterator[ocsp_status.Revocation]:
+def _responses(policy: PolicyFile) -> Iterator[ocsp_status.OcspRule]:
     from ringfence.admission.proofs import nvidia
 
     found: list[nvidia.Rules] = [

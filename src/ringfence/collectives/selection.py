@@ -104,7 +104,7 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Builder], None]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Thresholds:
     """Thresholds, equal on every worker of a session because they are distributed with the roster."""
 
     small: int = 512 * KIB  #         total size up to which fewer messages matter more than fewer bytes
@@ -122,7 +122,7 @@ class Table:
         return _LAYOUT.pack(_TABLE_VERSION, *astuple(self))
 
     @classmethod
-    def from_bytes(cls, encoded: bytes) -> Table:
+    def from_bytes(cls, encoded: bytes) -> Thresholds:
         if len(encoded) != _LAYOUT.size:
             raise ProtocolError(f"a schedule table has {_LAYOUT.size} bytes, this one has {len(encoded)}")
         version, *thresholds = _LAYOUT.unpack(encoded)
@@ -135,7 +135,7 @@ class Table:
 
 
 _TABLE_VERSION: Final = 2
-_LAYOUT: Final = struct.Struct(f">B{len(fields(Table))}Q")
+_LAYOUT: Final = struct.Struct(f">B{len(fields(Thresholds))}Q")
 
 
 def choose(
@@ -144,7 +144,7 @@ def choose(
     rank: int,
     root: int,
     bytes_: int,
-    table: Table,
+    table: Thresholds,
     *,
     average: bool = False,
     even: bool = True,
@@ -197,7 +197,7 @@ def build(
     return replace(schedule, steps=tuple(step._replace(origin=HOP) for step in schedule.steps))  # nothing is sealed
 
 
-def _all_reduce(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _all_reduce(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     if bytes_ <= table.small:
         return ScheduleId.ALL_REDUCE_DOUBLING
     if bytes_ >= table.ring_slice * size:
@@ -205,65 +205,65 @@ def _all_reduce(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
     return ScheduleId.ALL_REDUCE_TREE
 
 
-def _reduce(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _reduce(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     if bytes_ <= table.small or size == 2:
         return ScheduleId.REDUCE_BINOMIAL
     return ScheduleId.REDUCE_CHAIN if _use_chain(size, bytes_, table) else ScheduleId.REDUCE_TREE
 
 
-def _broadcast(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _broadcast(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     if bytes_ <= table.small or size == 2:
         return ScheduleId.BROADCAST_BINOMIAL
     return ScheduleId.BROADCAST_CHAIN if _use_chain(size, bytes_, table) else ScheduleId.BROADCAST_TREE
 
 
-def _use_chain(size: int, bytes_: int, table: Table) -> bool:
+def _use_chain(size: int, bytes_: int, table: Thresholds) -> bool:
     return size <= table.chain_group and bytes_ >= table.chain_slice * size
 
 
-def _all_gather(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _all_gather(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     return ScheduleId.ALL_GATHER_BRUCK if _use_bruck(size, bytes_, table) else ScheduleId.ALL_GATHER_RING
 
 
-def _reduce_scatter(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _reduce_scatter(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     return ScheduleId.REDUCE_SCATTER_BRUCK if _use_bruck(size, bytes_, table) else ScheduleId.REDUCE_SCATTER_RING
 
 
-def _use_bruck(size: int, bytes_: int, table: Table) -> bool:
+def _use_bruck(size: int, bytes_: int, table: Thresholds) -> bool:
     """With up to three workers a ring has no more rounds than Bruck's algorithm and copies less."""
     return size > 3 and (bytes_ <= table.small or bytes_ < table.ring_slice * size)
 
 
-def _gather(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _gather(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     return ScheduleId.GATHER_BINOMIAL if _use_tree(size, bytes_, table) else ScheduleId.GATHER_DIRECT
 
 
-def _scatter(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _scatter(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     return ScheduleId.SCATTER_BINOMIAL if _use_tree(size, bytes_, table) else ScheduleId.SCATTER_DIRECT
 
 
-def _use_tree(size: int, bytes_: int, table: Table) -> bool:
+def _use_tree(size: int, bytes_: int, table: Thresholds) -> bool:
     """A tree needs few links, but its inner workers hold many parts, so it is not used for large parts."""
     if bytes_ <= table.small:
         return True
     return size > table.direct_group and bytes_ < table.direct_part * size
 
 
-def _all_to_all(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _all_to_all(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     if even and size >= table.bruck_group and bytes_ <= table.bruck_part * size:
         return ScheduleId.ALL_TO_ALL_BRUCK
     return ScheduleId.ALL_TO_ALL_DIRECT
 
 
-def _barrier(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _barrier(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     return ScheduleId.BARRIER
 
 
-def _group_opening(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
+def _group_opening(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
     return ScheduleId.GROUP_OPENING
 
 
-_CHOICES: Final[dict[Collective, Callable[[int, int, Table, bool], ScheduleId]]] = {
+_CHOICES: Final[dict[Collective, Callable[[int, int, Thresholds, bool], ScheduleId]]] = {
     Collective.ALL_REDUCE: _all_reduce,
     Collective.REDUCE: _reduce,
     Collective.REDUCE_SCATTER: _reduce_scatter,

@@ -60,7 +60,6 @@ from ringfence.release import PAGES
 PREFIX: Final = "RINGFENCE_"
 _NEAR: Final = 0.88  # likeness of a misspelt prefix: one letter is wrong, missing or too many
 DATAPLANE: Final = "RINGFENCE_DATAPLANE"
-RENAMED: Final = {"RINGFENCE_CORE": DATAPLANE}  # old settings and their current names
 CREDENTIALS: Final = (
     "RINGFENCE_POLICY",
     "RINGFENCE_SECRET_FILE",
@@ -186,9 +185,6 @@ def _same_host(environ: Mapping[str, str]) -> str:
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
     """Raise ConfigurationError for a misspelt or former name: a run that lacks its policy would admit others."""
     unknown = sorted(name for name in environ if name not in KNOWN and _is_meant_for_us(name))
-    for name in unknown:
-        if name in RENAMED:
-            raise ConfigurationError(f"{name} is called {RENAMED[name]} now: rename it")
     if unknown:
         raise ConfigurationError(
             f"{unknown[0]} is set, and ringfence has no such setting: did you mean {_nearest(unknown[0])}? "

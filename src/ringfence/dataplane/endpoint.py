@@ -33,7 +33,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Frames(Protocol):
+class PassFrames(Protocol):
     """Produces and consumes the frames of an endpoint: one pass of a collective (execution.py)."""
 
     operation: Request
@@ -73,7 +73,7 @@ class Endpoint:
         self.role = 0  # what `serve` does in place of `work`: SENDS, RECEIVES, or nothing
         self.lingering = False  # its communicator is gone: send BYE once everything is written
         self.bye_received = False
-        self.queue: deque[tuple[Frames, int]] = deque()
+        self.queue: deque[tuple[PassFrames, int]] = deque()
         self.sealer: AnySealer
         self.opener: AnyOpener
         self._unsent: memoryview | None = None
@@ -201,7 +201,7 @@ def send(endpoint: Endpoint) -> None:
 
 
 def _share(
-    endpoint: Endpoint, region: Region, execution: Frames, index: int
+    endpoint: Endpoint, region: Region, execution: PassFrames, index: int
 ) -> tuple[memoryview, Segment | None] | None:
     """Pass the next segment through shared memory; None if it is not ready, or no slot is free until the peer returns one."""
     slot = region.take() if execution.ready(index) and len(endpoint._lent) < region.quota else -1

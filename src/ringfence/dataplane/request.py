@@ -90,7 +90,7 @@ def first_check(timeout: float) -> float:
     return WAIT_WARNING_SECONDS if timeout > 2 * WAIT_WARNING_SECONDS else timeout / 2
 
 
-class Staging(Protocol):
+class DeviceCopies(Protocol):
     """The copies between the host and the device that a request's tensors are on."""
 
     @property
@@ -100,7 +100,7 @@ class Staging(Protocol):
     def abandon(self) -> None: ...
 
 
-class PassStaging(Staging, Protocol):
+class PassCopies(DeviceCopies, Protocol):
     """The same for a collective, whose passes are copied one by one."""
 
     @property
@@ -147,7 +147,7 @@ class Request:
         self.error: RingfenceError | None = None
         self.on_end: Callable[[], None] | None = None  # called before waiters are woken: ends a profiler's range
         self.copy_out: Callable[[], None] | None = None  # called on success, before waiters are woken
-        self.staging: Staging | None = None  # of device tensors
+        self.staging: DeviceCopies | None = None  # of device tensors
         self._done_lock = threading.Lock()
         self._done_lock.acquire()
         self._callbacks: list[Callable[[], None]] = []
@@ -244,13 +244,13 @@ class CollectiveRequest(Request):
         self.next_pass = 0
         self.running = 0
         self.channels = 1
-        self.pass_staging: PassStaging | None = None
+        self.pass_staging: PassCopies | None = None
         longest = self._longest() if schedule.size > 2 else 0  # two workers need one pass
         self.passes = pass_count(call.operation, schedule.size, longest)
         self._each = PASS_BYTES if self.passes > 1 else 0  # bytes of each part in one pass; 0: all
         self._extents: list[tuple[bool, int, int]] | None = None
 
-    def stage(self, staging: PassStaging) -> None:
+    def stage(self, staging: PassCopies) -> None:
         """Take the memory of the passes from a device."""
         self.staging = self.pass_staging = staging
         self.passes = staging.passes

@@ -37,7 +37,7 @@ def slice_bytes(size: int) -> int:
     return min(PASS_BYTES, max(_SLICE_ALIGNED, fitting))
 
 
-class Lane:
+class CallQueue:
     """The collectives of one group on one device: copied to the host in the order of the calls."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class StagedCollective(StagedCall):
         self.longest = longest = max((part.nbytes for slices in parts.values() for part in slices), default=0)
         self._each = max(longest, 1) if kind in _NOT_SLICED else slice_bytes(size)
         self.passes = max(1, -(-longest // self._each))
-        self._lane = Lane()
+        self._lane = CallQueue()
         self._next = 0
         self._left = self.passes
         self._regions: dict[int, list[tuple[torch.Tensor, Slice]]] = {}
@@ -91,7 +91,7 @@ class StagedCollective(StagedCall):
         if self._times is not None:
             self._times.ended(index)
 
-    def submit(self, lane: Lane) -> None:
+    def submit(self, lane: CallQueue) -> None:
         """Start the call, after those of the same lane. For the caller's thread."""
         self._lane = lane
         self.thread.submit(self, self._enter)

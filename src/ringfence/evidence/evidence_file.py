@@ -66,7 +66,7 @@ def read(content: bytes, certificate: bytes | None = None) -> StoredEvidence:
             raise ConfigurationError("an odd number of hexadecimal digits") from None
     try:
         if len(content) == snp_report.REPORT_BYTES:
-            report = snp_report.Report.decode(content)
+            report = snp_report.SnpReport.decode(content)
             return StoredEvidence("snp", snp.encode(content, certificate or b""), report.report_data)
         quote = tdx_quote.trim(content)
         return StoredEvidence("tdx", quote, tdx_quote.report_data(quote))

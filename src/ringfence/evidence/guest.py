@@ -41,7 +41,7 @@ def snp(
     collected = tsm.collect(report_data, files, level=level)
     _check_provider(collected.provider, tsm.SNP)
     try:
-        report = snp_report.Report.decode(collected.outblob)
+        report = snp_report.SnpReport.decode(collected.outblob)
     except AdmissionError as error:
         raise ConfigurationError(f"the kernel returned a malformed report: {error}") from error
     found = certificate or leaf_of(collected.auxblob, report.signing_key)
@@ -72,7 +72,7 @@ def leaf_of(table: bytes, signing_key: int) -> bytes | None:
     return None
 
 
-def vcek_urls(report: snp_report.Report) -> list[str]:
+def vcek_urls(report: snp_report.SnpReport) -> list[str]:
     """Return where AMD serves the VCEK of a report: one URL, or two if the report does not name its product line."""
     urls = []
     for product in report.products:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ringfence.admission.proofs import nvidia, reference_values, tdx, tdx_quote
-from ringfence.admission.proofs.snp_report import Product, Report
+from ringfence.admission.proofs.snp_report import Product, SnpReport
 
 _STATIC_PCRS: Final = 16  # the others can be reset, or are for debugging
 _BOOT_PCRS: Final = {
@@ -22,7 +22,7 @@ _BOOT_PCRS: Final = {
 _TOML_BITS: Final = (1 << 63) - 1  # of a 64-bit vector: TOML's integers are signed
 
 
-def snp_table(report: Report, products: Sequence[Product], provider: str | None, name: str = "snp") -> str:
+def snp_table(report: SnpReport, products: Sequence[Product], provider: str | None, name: str = "snp") -> str:
     """Return an [admit.snp] table that admits this guest. `products` are its possible product lines."""
     lines = [f"[admit.{name}]", f'measurement = "{report.measurement.hex()}"']
     if report.policy.debug:
@@ -58,12 +58,12 @@ def snp_table(report: Report, products: Sequence[Product], provider: str | None,
     return "\n".join([*lines, ""])
 
 
-def _is_provisional(report: Report) -> bool:
+def _is_provisional(report: SnpReport) -> bool:
     versions = (report.current_version, report.committed_version)
     return report.current_tcb != report.committed_tcb or versions[0] != versions[1]
 
 
-def _minimum(product: Product, report: Report) -> str:
+def _minimum(product: Product, report: SnpReport) -> str:
     """Return the lowest of all TCB versions that a minimum is compared with."""
     found = [product.tcb(raw).parts for raw in (report.reported_tcb, report.committed_tcb, report.launch_tcb)]
     parts = ", ".join(f"{part} = {min(dict(each)[part] for each in found)}" for part in product.tcb_parts)

@@ -52,7 +52,7 @@ class Tpm(Protocol):
     def transmit(self, command: bytes) -> bytes: ...
 
 
-class Device:
+class TpmDevice:
     """A TPM behind a file descriptor that takes a command in one write, and returns its response in one read."""
 
     def __init__(self, descriptor: int, seconds: float = SECONDS) -> None:
@@ -76,7 +76,7 @@ class Device:
 
 
 @contextlib.contextmanager
-def opened(path: str = DEVICE) -> Iterator[Device]:
+def opened(path: str = DEVICE) -> Iterator[TpmDevice]:
     """Open a TPM for some commands. Raises ConfigurationError, which says what to do."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,7 +84,7 @@ def opened(path: str = DEVICE) -> Iterator[Device]:
         advice = _ADVICE.get(error.errno or 0, "check the kernel's log")
         raise ConfigurationError(f"{path} cannot be opened: {error.strerror}; {advice}") from error
     try:
-        yield Device(descriptor)
+        yield TpmDevice(descriptor)
     except OSError as error:
         raise ConfigurationError(f"{path} fails: {error.strerror}; check the kernel's log") from error
     finally:

@@ -89,7 +89,7 @@ def parse(response: bytes) -> Svid:
     name = found[1].decode("utf-8")
     if not name.startswith("spiffe://") or not name.isascii() or not name.isprintable():
         raise ValueError("its name is not a SPIFFE ID")
-    reader, chain = der.Reader(found[2]), []
+    reader, chain = der.DerReader(found[2]), []
     while reader.tag is not None:
         chain.append(reader.element(der.SEQUENCE))
     return Svid(name, tuple(chain), found[3])

@@ -9,9 +9,9 @@ import weakref
 from typing import Final
 
 from ringfence import keys
-from ringfence.admission.messages import Frames, encode
+from ringfence.admission.messages import MessageSplitter, encode
 from ringfence.errors import PeerLostError, ProtocolError
-from ringfence.launch.messages import FROM_HOST, Answer, Call, Operation
+from ringfence.launch.messages import FROM_HOST, AgentCall, Answer, Operation
 from ringfence.transport.fork import register_fork_cleanup
 from ringfence.transport.unix import connected_to_own
 
@@ -60,7 +60,7 @@ class _Connection:
         except OSError as error:
             raise PeerLostError(f"the agent of this machine is gone ({path}: {error.strerror})") from error
         weakref.finalize(self, self._socket.close)  # also when this process ends, or Python warns of it
-        self._frames = Frames(FROM_HOST, keys.CALL_BYTES)
+        self._frames = MessageSplitter(FROM_HOST, keys.CALL_BYTES)
         self._numbers = itertools.count(1)
 
     def ask(self, operation: Operation, parts: tuple[bytes, ...], scope: str, milliseconds: int) -> Answer:
@@ -68,7 +68,7 @@ class _Connection:
         end = time.monotonic() + milliseconds / 1000 + _GRACE_SECONDS
         try:
             self._socket.settimeout(_GRACE_SECONDS)
-            self._socket.sendall(encode(Call(number, operation, scope, milliseconds, parts)))
+            self._socket.sendall(encode(AgentCall(number, operation, scope, milliseconds, parts)))
             while (message := self._frames.next()) is None:
                 self._socket.settimeout(max(0.001, end - time.monotonic()))
                 data = self._socket.recv(_READ_BYTES)

@@ -20,16 +20,16 @@ from typing import Final, Protocol
 
 from ringfence import keys
 from ringfence.admission.entry import WORLD_LIMIT
-from ringfence.admission.messages import Frames, encode
+from ringfence.admission.messages import MessageSplitter, encode
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.launch import agent_folder
 from ringfence.launch.messages import (
     TO_HOST,
+    AgentCall,
     Answer,
-    Call,
+    CallResult,
     Notice,
     Operation,
-    Result,
     from_json,
     number_of,
     refused,
@@ -50,7 +50,7 @@ _LEAVE_SECONDS: Final = 5.0  # for the answer to the last call
 class Upstream(Protocol):
     """Who carries calls out: the host itself, or the connection to it."""
 
-    def send(self, call: Call) -> None: ...
+    def send(self, call: AgentCall) -> None: ...
 
     def dispatch(self, key: selectors.SelectorKey, events: int) -> bool: ...
 
@@ -72,7 +72,7 @@ class _Client:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self.frames = Frames(TO_HOST, keys.CALL_BYTES)
+        self.frames = MessageSplitter(TO_HOST, keys.CALL_BYTES)
         self.unsent = bytearray()
 
     def fileno(self) -> int:
@@ -231,17 +231,17 @@ class AgentLoop:
             if events & selectors.EVENT_READ:
                 client.read()
                 while (message := client.frames.next()) is not None:
-                    assert isinstance(message, Call)
+                    assert isinstance(message, AgentCall)
                     self._pass_on(client, message)
         except (ProtocolError, PeerLostError):
             self._disconnect(client)
         else:
             self._watch(client)
 
-    def _pass_on(self, client: _Client, call: Call) -> None:
+    def _pass_on(self, client: _Client, call: AgentCall) -> None:
         if call.operation is Operation.STATUS:
             body = () if self._notice is None else (self._notice.body(),)
-            self._answer(client, Answer(call.number, Result.OK, body))
+            self._answer(client, Answer(call.number, CallResult.OK, body))
             return
         if call.operation is Operation.REJOIN:
             with self._lock:
@@ -249,7 +249,7 @@ class AgentLoop:
             return
         self._last = self._last % 0xFFFFFFFF + 1
         self._calls[self._last] = client, call.number
-        self._upstream.send(Call(self._last, call.operation, call.scope, call.milliseconds, call.parts))
+        self._upstream.send(AgentCall(self._last, call.operation, call.scope, call.milliseconds, call.parts))
 
     def _send_rejoined(self) -> None:
         with self._lock:
@@ -261,7 +261,7 @@ class AgentLoop:
             if isinstance(answer, str):
                 self._answer(rejoin.client, refused(rejoin.number, answer))
             else:
-                self._answer(rejoin.client, Answer(rejoin.number, Result.OK, (to_json(answer),)))
+                self._answer(rejoin.client, Answer(rejoin.number, CallResult.OK, (to_json(answer),)))
 
     def _on_message(self, message: Answer | Notice) -> None:
         """Take what the upstream has for this machine."""
@@ -307,7 +307,7 @@ class _Rejoin:
     since: float
 
 
-def _local_rank(call: Call) -> int:
+def _local_rank(call: AgentCall) -> int:
     if len(call.parts) != 1:
         raise ProtocolError("a worker that rejoins names its local rank")
     return number_of(from_json(call.parts[0]), "local_rank", WORLD_LIMIT)

@@ -39,7 +39,7 @@ from ringfence.launch.agent_loop import AgentLoop, Upstream
 from ringfence.launch.elastic_agent import use_sealed_agent
 from ringfence.launch.host import OWN, Host
 from ringfence.launch.host_link import HostLink
-from ringfence.launch.messages import Answer, Notice, Operation, Result, from_json, number_of, text_of
+from ringfence.launch.messages import Answer, CallResult, Notice, Operation, from_json, number_of, text_of
 from ringfence.launch.rounds import RoundLimits
 from ringfence.launch.store import AgentStore
 from ringfence.launch.store_state import StoreState
@@ -101,18 +101,18 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
         """Wait for the next round. What is put into the environment here reaches the workers."""
         end = time.monotonic() + self._options.join_timeout
         answer = self._ask(Operation.JOIN, self._options.join_timeout, self._cause())
-        while answer.result is Result.LOST and time.monotonic() < end:
+        while answer.result is CallResult.LOST and time.monotonic() < end:
             answer = self._ask(Operation.JOIN, max(0.001, end - time.monotonic()), self._cause())
-        if answer.result is Result.CLOSED and not answer.text:
+        if answer.result is CallResult.CLOSED and not answer.text:
             raise RendezvousGracefulExitError("the run has finished")
-        if answer.result is Result.CLOSED:
+        if answer.result is CallResult.CLOSED:
             raise RendezvousClosedError(answer.text)
-        if answer.result in (Result.TIMEOUT, Result.LOST):
+        if answer.result in (CallResult.TIMEOUT, CallResult.LOST):
             raise RendezvousTimeoutError(
                 f"no round of {self._options.nodes} nodes formed within {self._options.join_timeout:g} s"
                 + (f": {answer.text}" if answer.text else "")
             )
-        if answer.result is not Result.OK:
+        if answer.result is not CallResult.OK:
             raise RendezvousConnectionError(answer.text)
         found = from_json(answer.parts[0])
         self._generation = text_of(found, "generation", GENERATION_BYTES)
@@ -172,7 +172,7 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
 
     def report_success(self) -> bool:
         """Tell the host that the workers of this node have succeeded; return whether it knows."""
-        return self._ask(Operation.DONE, _LEAVE_SECONDS).result is Result.OK
+        return self._ask(Operation.DONE, _LEAVE_SECONDS).result is CallResult.OK
 
     @property
     def is_finished(self) -> bool:

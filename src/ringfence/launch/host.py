@@ -16,7 +16,7 @@ from ringfence.admission import encoding
 from ringfence.admission.handshake import Refusal
 from ringfence.errors import EvidenceError, PeerLostError, ProtocolError
 from ringfence.launch.agent_admission import AgentAdmission
-from ringfence.launch.messages import TO_HOST, Answer, Call, Notice
+from ringfence.launch.messages import TO_HOST, AgentCall, Answer, Notice
 from ringfence.launch.store_state import Outgoing, StoreState
 from ringfence.session.join.connections import Connections
 from ringfence.session.join.peer import Peer
@@ -65,7 +65,7 @@ class Host:
 
     # -- what the agent's loop calls --------------------------------------------------------------------------------
 
-    def send(self, call: Call) -> None:
+    def send(self, call: AgentCall) -> None:
         """Carry out a call of the host's own agent."""
         self._carry_out(OWN, call)
 
@@ -139,10 +139,10 @@ class Host:
     def _receive(self, peer: Peer) -> None:
         assert peer.rank is not None
         while peer.rank in self._peers and (message := peer.frames.next()) is not None:
-            assert isinstance(message, Call)
+            assert isinstance(message, AgentCall)
             self._carry_out(peer.rank, message)
 
-    def _carry_out(self, client: int, call: Call) -> None:
+    def _carry_out(self, client: int, call: AgentCall) -> None:
         self._send_all(self.state.call(client, call, time.monotonic()))
 
     def _send_all(self, outgoing: list[Outgoing]) -> None:

@@ -15,7 +15,7 @@ from ringfence.admission import encoding
 from ringfence.admission.handshake import Refusal
 from ringfence.errors import EvidenceError, PeerLostError, ProtocolError
 from ringfence.launch.agent_admission import AgentAdmission
-from ringfence.launch.messages import FROM_HOST, Answer, Call, Notice, Operation, Result, refused, to_json
+from ringfence.launch.messages import FROM_HOST, AgentCall, Answer, CallResult, Notice, Operation, refused, to_json
 from ringfence.session.join.background import Background
 from ringfence.session.join.connections import Connections
 from ringfence.session.join.peer import Peer
@@ -61,8 +61,8 @@ class HostLink:
         connections.add_source(self._background)
         self._peer: Peer | None = None  # the admitted connection
         self._attached = False
-        self._sent: dict[int, Call] = {}
-        self._waiting: dict[int, tuple[Call, float]] = {}
+        self._sent: dict[int, AgentCall] = {}
+        self._waiting: dict[int, tuple[AgentCall, float]] = {}
         self._dial_at, self._pause = 0.0, _FIRST_RETRY
         self._down_since = time.monotonic()
         self._warned = False
@@ -71,7 +71,7 @@ class HostLink:
 
     # -- what the agent's loop calls --------------------------------------------------------------------------------
 
-    def send(self, call: Call) -> None:
+    def send(self, call: AgentCall) -> None:
         """Pass a call to the host, now or once it is reached."""
         if self._final:
             self._deliver(refused(call.number, self._final))
@@ -80,7 +80,7 @@ class HostLink:
         elif call.milliseconds:
             self._waiting[call.number] = call, time.monotonic() + call.milliseconds / 1000
         else:
-            self._deliver(Answer(call.number, Result.LOST))
+            self._deliver(Answer(call.number, CallResult.LOST))
 
     def dispatch(self, key: selectors.SelectorKey, events: int) -> bool:
         """Handle an event of the connection or of background work; return whether it was one."""
@@ -108,7 +108,7 @@ class HostLink:
         for call, until in list(self._waiting.values()):
             if now >= until:
                 del self._waiting[call.number]
-                self._deliver(Answer(call.number, Result.TIMEOUT, (self._unreachable().encode(),)))
+                self._deliver(Answer(call.number, CallResult.TIMEOUT, (self._unreachable().encode(),)))
         if self._peer is None and now >= self._dial_at and not self._final:
             self._dial_at = float("inf")
             self._background.start("ringfence resolves", self._resolve)
@@ -217,7 +217,7 @@ class HostLink:
                 self._deliver(message)
 
     def _on_attached(self, answer: Answer) -> None:
-        if answer.result is not Result.OK:
+        if answer.result is not CallResult.OK:
             self._fail(f"the host of the store refused this agent: {answer.text}")
             return
         self._attached, self._warned, self._pause = True, False, _FIRST_RETRY
@@ -225,7 +225,7 @@ class HostLink:
         for call, _ in waiting.values():
             self._pass_on(call)
 
-    def _pass_on(self, call: Call) -> None:
+    def _pass_on(self, call: AgentCall) -> None:
         assert self._peer is not None
         self._sent[call.number] = call
         self._peer.send([call])
@@ -246,7 +246,7 @@ class HostLink:
         self._retry(reason)
         sent, self._sent = self._sent, {}
         for number in sent:
-            self._deliver(Answer(number, Result.LOST))
+            self._deliver(Answer(number, CallResult.LOST))
 
     # -- outages ----------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class HostLink:
         self._connections.pending.remove(peer)
         peer.admit(0, FROM_HOST, keys.CALL_BYTES, self._outage)
         self._peer = peer
-        peer.send([Call(_ATTACH, Operation.ATTACH, parts=(to_json(self._attachment),))])
+        peer.send([AgentCall(_ATTACH, Operation.ATTACH, parts=(to_json(self._attachment),))])
         try:
             self._receive()
         except (ProtocolError, PeerLostError) as error:

@@ -43,7 +43,7 @@ class Operation(IntEnum):
 STORE_OPERATIONS: Final = frozenset(each for each in Operation if each >= Operation.SET)
 
 
-class Result(IntEnum):
+class CallResult(IntEnum):
     """How a call ended."""
 
     OK = 0
@@ -56,11 +56,11 @@ class Result(IntEnum):
 
 _CALL_OVERHEAD: Final = 4 + 1 + 2 + 8 + 4  # bytes of a call beside its scope and its parts
 _OPERATIONS: Final = frozenset(Operation)
-_RESULTS: Final = frozenset(Result)
+_RESULTS: Final = frozenset(CallResult)
 
 
 @dataclass(frozen=True)
-class Call:
+class AgentCall:
     """A call: `scope` is the generation that a store operation belongs to; `milliseconds` limits the wait at the host."""
 
     TYPE: ClassVar[int] = 48
@@ -83,7 +83,7 @@ class Call:
         )
 
     @classmethod
-    def read(cls, reader: encoding.Reader) -> Call:
+    def read(cls, reader: encoding.Reader) -> AgentCall:
         number, code = reader.number(4), reader.number(1)
         if code not in _OPERATIONS:
             raise ProtocolError(f"a call of unknown operation {code}")
@@ -100,7 +100,7 @@ class Answer:
     TYPE: ClassVar[int] = 49
 
     number: int
-    result: Result
+    result: CallResult
     parts: tuple[bytes, ...] = field(default=(), repr=False)
 
     def body(self) -> bytes:
@@ -111,7 +111,7 @@ class Answer:
         number, code = reader.number(4), reader.number(1)
         if code not in _RESULTS:
             raise ProtocolError(f"an answer of unknown result {code}")
-        return cls(number, Result(code), _read_parts(reader))
+        return cls(number, CallResult(code), _read_parts(reader))
 
     @property
     def text(self) -> str:
@@ -162,13 +162,13 @@ class Notice:
         )
 
 
-TO_HOST: Final[Mapping[int, type[Message]]] = {Call.TYPE: Call}
+TO_HOST: Final[Mapping[int, type[Message]]] = {AgentCall.TYPE: AgentCall}
 FROM_HOST: Final[Mapping[int, type[Message]]] = {Answer.TYPE: Answer, Notice.TYPE: Notice}
 
 
 def refused(number: int, text: str) -> Answer:
     """Return an answer that says why a call is not possible."""
-    return Answer(number, Result.REFUSED, (encoding.escape(text, keys.REFUSAL_TEXT_BYTES).encode(),))
+    return Answer(number, CallResult.REFUSED, (encoding.escape(text, keys.REFUSAL_TEXT_BYTES).encode(),))
 
 
 def excess(scope: str, parts: tuple[bytes, ...]) -> str:

@@ -12,7 +12,7 @@ from ringfence.admission.encoding import Reader
 from ringfence.errors import AbortedError, ConfigurationError, PeerLostError
 from ringfence.guard import AGENT
 from ringfence.launch.agent_client import AgentClient
-from ringfence.launch.messages import Answer, Notice, Operation, Result, from_json, text_of, to_json
+from ringfence.launch.messages import Answer, CallResult, Notice, Operation, from_json, text_of, to_json
 from ringfence.launch.spares import OF_A_ROUND
 from ringfence.log import announce
 
@@ -78,7 +78,7 @@ def _client(path: str) -> AgentClient:
 
 
 def _variables(answer: Answer) -> dict[str, str]:
-    if answer.result is not Result.OK:
+    if answer.result is not CallResult.OK:
         raise ConfigurationError(f"this worker cannot rejoin: {answer.text}")
     found = from_json(answer.parts[0])
     return {name: text_of(found, name, _VARIABLE_BYTES) for name in sorted(found) if name in OF_A_ROUND}

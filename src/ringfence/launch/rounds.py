@@ -13,7 +13,7 @@ from typing import Final
 
 from ringfence import keys
 from ringfence.admission import encoding
-from ringfence.launch.messages import Answer, Notice, Result, refused, to_json
+from ringfence.launch.messages import Answer, CallResult, Notice, refused, to_json
 
 _log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class Rounds:
             if over:
                 answers.append((member.client, self._closing(member.joins)))
             elif member.joins_until <= now:
-                answers.append((member.client, Answer(member.joins, Result.TIMEOUT)))
+                answers.append((member.client, Answer(member.joins, CallResult.TIMEOUT)))
             else:
                 continue
             del self._joins[member.agent]
@@ -203,7 +203,7 @@ class Rounds:
 
     def _closing(self, number: int) -> Answer:
         """The answer to an agent that joins when there will be no further round."""
-        return Answer(number, Result.CLOSED, () if self._finished else (self._closed.encode(),))
+        return Answer(number, CallResult.CLOSED, () if self._finished else (self._closed.encode(),))
 
     def _form(self, now: float) -> list[tuple[int, Answer]]:
         if len(self._joins) < self.limits.min_nodes:
@@ -232,7 +232,7 @@ class Rounds:
         for place, member in enumerate(chosen):
             assert member.client is not None
             found = to_json({"generation": self.generation, "rank": place, "nodes": len(chosen)})
-            answers.append((member.client, Answer(member.joins, Result.OK, (found,))))
+            answers.append((member.client, Answer(member.joins, CallResult.OK, (found,))))
             del self._joins[member.agent]
         return answers
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ringfence.admission.encoding import escape
 from ringfence.errors import PeerLostError
 from ringfence.launch.agent_client import AgentClient
-from ringfence.launch.messages import Operation, Result, excess
+from ringfence.launch.messages import CallResult, Operation, excess
 
 _SECONDS: Final = 60.0  # for calls that wait for nothing
 _KEY_SHOWN: Final = 80  # characters of a key in an error message
@@ -55,14 +55,14 @@ class AgentStore(dist.Store):  # type: ignore[misc]  # torch is untyped here
             answer = self._client.ask(operation, parts, scope=self._generation, seconds=max(0.001, seconds))
         except PeerLostError as error:
             raise dist.DistNetworkError(str(error)) from error
-        if answer.result is Result.OK:
+        if answer.result is CallResult.OK:
             return answer.parts
-        if answer.result is Result.TIMEOUT:
+        if answer.result is CallResult.TIMEOUT:
             keys = ", ".join(part.decode(errors="replace") for part in parts[:4])
             raise dist.DistStoreError(f"wait timeout after {seconds:g} s, keys: {keys}")
-        if answer.result is Result.ENDED:
+        if answer.result is CallResult.ENDED:
             raise RoundEndedError(f"the round {self._generation} of this run has ended: another node left or joined")
-        if answer.result is Result.LOST:
+        if answer.result is CallResult.LOST:
             raise HostLostError("the host of the store, node 0, was lost")
         raise dist.DistStoreError(answer.text or answer.result.name.lower())
 

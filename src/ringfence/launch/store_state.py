@@ -11,11 +11,11 @@ from ringfence.admission.entry import WORLD_LIMIT
 from ringfence.errors import ProtocolError
 from ringfence.launch.messages import (
     STORE_OPERATIONS,
+    AgentCall,
     Answer,
-    Call,
+    CallResult,
     Notice,
     Operation,
-    Result,
     from_json,
     number_of,
     refused,
@@ -47,13 +47,13 @@ class StoreState:
         self._store: RoundStore | None = None
         self._told = self.rounds.notice
 
-    def call(self, client: int, call: Call, now: float) -> list[Outgoing]:
+    def call(self, client: int, call: AgentCall, now: float) -> list[Outgoing]:
         """Carry out a call of an admitted agent. Raises ProtocolError if it is malformed."""
         if call.operation in STORE_OPERATIONS:
             if self._store is None or call.scope != self.rounds.generation or not self.rounds.is_open:
-                return [(client, Answer(call.number, Result.ENDED))]
+                return [(client, Answer(call.number, CallResult.ENDED))]
             return [*self._store.call(client, call, now)]
-        answer: Answer | None = Answer(call.number, Result.OK)
+        answer: Answer | None = Answer(call.number, CallResult.OK)
         outgoing: list[Outgoing] = []
         match call.operation:
             case Operation.ATTACH:
@@ -72,7 +72,7 @@ class StoreState:
             outgoing.append((client, answer))
         return outgoing + self.tick(now)
 
-    def _attach(self, client: int, call: Call) -> tuple[Answer, list[Outgoing]]:
+    def _attach(self, client: int, call: AgentCall) -> tuple[Answer, list[Outgoing]]:
         if len(call.parts) != 1:
             raise ProtocolError("an attachment has one part")
         found = from_json(call.parts[0])
@@ -87,7 +87,7 @@ class StoreState:
         )
         # an agent that comes back learns whether its round is still the newest one
         notices.append((client, self.rounds.notice))
-        return Answer(call.number, Result.OK), notices
+        return Answer(call.number, CallResult.OK), notices
 
     def disconnect(self, client: int, now: float, reason: str = "", *, lost: bool = False) -> list[Outgoing]:
         """Forget a connection that was closed. `lost`: its agent is not expected back."""
@@ -123,5 +123,5 @@ class StoreState:
         return min(self.rounds.next_at(), float("inf") if self._store is None else self._store.next_at())
 
 
-def _text(call: Call, part: int = 0) -> str:
+def _text(call: AgentCall, part: int = 0) -> str:
     return call.parts[part].decode("ascii", "replace") if part < len(call.parts) else ""

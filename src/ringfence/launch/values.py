@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ringfence.keys import CALL_BYTES
-from ringfence.launch.messages import Answer, Call, Operation, Result, refused
+from ringfence.launch.messages import AgentCall, Answer, CallResult, Operation, refused
 
 _COUNTER_LIMIT: Final = 1 << 63
 _OVERHEAD: Final = 9  # bytes of an answer beside its parts
@@ -36,7 +36,7 @@ class Values(Protocol):
 @dataclass(frozen=True)
 class _Waiting:
     client: int
-    call: Call
+    call: AgentCall
     keys: tuple[str, ...]
     until: float
 
@@ -51,14 +51,14 @@ class RoundStore:
         self._last = 0
         self._expire_at = float("inf")  # no wait ends before
 
-    def call(self, client: int, call: Call, now: float) -> list[tuple[int, Answer]]:
+    def call(self, client: int, call: AgentCall, now: float) -> list[tuple[int, Answer]]:
         """Carry out a call; return the answers to it and to calls that waited for it."""
         try:
             return [(receiver, _bounded(answer)) for receiver, answer in self._call(client, call, now)]
         except (RuntimeError, ValueError, IndexError) as error:  # not text, not a counter, a counter beyond 64 bits
             return [(client, refused(call.number, f"{call.operation.name.lower()} failed: {error}"))]
 
-    def _call(self, client: int, call: Call, now: float) -> list[tuple[int, Answer]]:
+    def _call(self, client: int, call: AgentCall, now: float) -> list[tuple[int, Answer]]:
         if call.operation in (Operation.GET, Operation.WAIT):
             keys = tuple(part.decode() for part in call.parts)
             if not self._has(keys):
@@ -67,14 +67,14 @@ class RoundStore:
             return [(client, self._found(call, keys))]
         step = _STEPS[call.operation]
         parts, changed = step(self._values, call.parts)
-        return [(client, Answer(call.number, Result.OK, parts)), *self._wake(changed)]
+        return [(client, Answer(call.number, CallResult.OK, parts)), *self._wake(changed)]
 
     def _has(self, keys: tuple[str, ...]) -> bool:
         return not keys or self._values.check(list(keys))
 
-    def _found(self, call: Call, keys: tuple[str, ...]) -> Answer:
+    def _found(self, call: AgentCall, keys: tuple[str, ...]) -> Answer:
         parts = tuple(self._values.get(key) for key in keys) if call.operation is Operation.GET else ()
-        return Answer(call.number, Result.OK, parts)
+        return Answer(call.number, CallResult.OK, parts)
 
     def _wake(self, changed: tuple[str, ...]) -> list[tuple[int, Answer]]:
         touched = sorted({number for key in changed for number in self._by_key.get(key, ())})
@@ -89,13 +89,15 @@ class RoundStore:
         """Answer the calls whose time is up."""
         if now < self._expire_at:
             return []
-        over = self._give_up([number for number, each in self._waiting.items() if each.until <= now], Result.TIMEOUT)
+        over = self._give_up(
+            [number for number, each in self._waiting.items() if each.until <= now], CallResult.TIMEOUT
+        )
         self._expire_at = min((each.until for each in self._waiting.values()), default=float("inf"))
         return over
 
     def end(self) -> list[tuple[int, Answer]]:
         """Answer all calls that wait: the round is over."""
-        return self._give_up(list(self._waiting), Result.ENDED)
+        return self._give_up(list(self._waiting), CallResult.ENDED)
 
     def disconnect(self, client: int) -> None:
         """Drop the calls of a client."""
@@ -117,7 +119,7 @@ class RoundStore:
                 del self._by_key[key]
         return waiting
 
-    def _give_up(self, numbers: list[int], result: Result) -> list[tuple[int, Answer]]:
+    def _give_up(self, numbers: list[int], result: CallResult) -> list[tuple[int, Answer]]:
         taken = [self._take(number) for number in numbers]
         return [(each.client, Answer(each.call.number, result)) for each in taken]
 

@@ -41,7 +41,7 @@ class Lane(IntEnum):
 LOCAL: Final = {Lane.COLLECTIVE: Lane.COLLECTIVE_LOCAL, Lane.POINT_TO_POINT: Lane.POINT_TO_POINT_LOCAL}
 
 
-class Hello(NamedTuple):
+class LinkHello(NamedTuple):
     sender: int
     receiver: int
     lane: int
@@ -84,7 +84,7 @@ class LinkSecrets(NamedTuple):
 class LinkHandshake:
     """The computations of a connection, the same at both endpoints, once both nonces are known (spec/link.md, section 2)."""
 
-    def __init__(self, session_key: Secret, x25519: bytes, hello: Hello, acceptor_nonce: bytes) -> None:
+    def __init__(self, session_key: Secret, x25519: bytes, hello: LinkHello, acceptor_nonce: bytes) -> None:
         self._session_key = session_key
         self._x25519 = x25519
         self._nonces = hello.nonce + acceptor_nonce
@@ -112,7 +112,7 @@ class LinkHandshake:
         return LinkSecrets(forth=keys.expand(secret, keys.LINK_FORTH), back=keys.expand(secret, keys.LINK_BACK))
 
 
-def write_hello(session_key: Secret, hello: Hello) -> bytes:
+def write_hello(session_key: Secret, hello: LinkHello) -> bytes:
     body = _HELLO.pack(
         _MAGIC,
         keys.VERSION,
@@ -127,7 +127,7 @@ def write_hello(session_key: Secret, hello: Hello) -> bytes:
     return body + _hello_mac(session_key, body)
 
 
-def read_hello(session_key: Secret, data: bytes) -> Hello:
+def read_hello(session_key: Secret, data: bytes) -> LinkHello:
     """Parse a hello after verifying its MAC. Raises AuthenticationError if it does not verify or has another version."""
     body, received = data[: _HELLO.size], data[_HELLO.size :]
     if not keys.same(received, _hello_mac(session_key, body)):
@@ -135,7 +135,7 @@ def read_hello(session_key: Secret, data: bytes) -> Hello:
     magic, version, suite, lane, channel, sender, receiver, group, nonce = _HELLO.unpack(body)
     if channel >= (keys.CHANNEL_LIMIT if lane == Lane.COLLECTIVE else 1):
         raise AuthenticationError("a hello has a channel that no link has")
-    hello = Hello(sender, receiver, lane, group, nonce, channel)
+    hello = LinkHello(sender, receiver, lane, group, nonce, channel)
     known = (magic, version, suite) == (_MAGIC, keys.VERSION, keys.SUITE_AES_256_GCM) and lane in tuple(Lane)
     if not known or write_hello(session_key, hello) != data:
         raise AuthenticationError("a hello has another version")

@@ -13,10 +13,10 @@ from typing import Protocol
 from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, ProtocolError, RingfenceError
 from ringfence.keys import LINK_PENDING, LINK_PENDING_PER_ADDRESS
-from ringfence.link.hello import Hello
+from ringfence.link.hello import LinkHello
 from ringfence.runtime.events import LinkContext, PeerLink
 from ringfence.runtime.links import Arrival, Link
-from ringfence.runtime.peer_verification import PairScope, PeerVerifier, VerificationLink
+from ringfence.runtime.peer_verification import LinkVerifier, PairScope, VerificationLink
 from ringfence.runtime.pending import PendingConnection
 
 
@@ -29,7 +29,7 @@ class Destination(Protocol):
     def name(self) -> str: ...
     @property
     def ranks(self) -> tuple[int, ...]: ...
-    def reached_by(self, hello: Hello, /) -> Link: ...
+    def reached_by(self, hello: LinkHello, /) -> Link: ...
 
 
 class Destinations(Protocol):
@@ -50,7 +50,7 @@ class Acceptor:
     """Accepts connections until a link takes them over, and runs the peer verifications that this worker starts."""
 
     def __init__(
-        self, context: LinkContext, destinations: Destinations, peer_verifier: PeerVerifier | None = None
+        self, context: LinkContext, destinations: Destinations, peer_verifier: LinkVerifier | None = None
     ) -> None:
         self.peer_verifier = peer_verifier
         self.pending: set[PendingConnection] = set()

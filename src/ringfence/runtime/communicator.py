@@ -9,17 +9,17 @@ from functools import partial
 from typing import Protocol
 
 from ringfence import keys
-from ringfence.collectives import Collective, Table, choose
+from ringfence.collectives import Collective, Thresholds, choose
 from ringfence.collectives.schedule import Buffer
 from ringfence.dataplane.choice import Execution, make_execution
-from ringfence.dataplane.endpoint import Frames
+from ringfence.dataplane.endpoint import PassFrames
 from ringfence.dataplane.execution import Pass
 from ringfence.dataplane.program import Program, program
 from ringfence.dataplane.request import STAGED, CollectiveRequest, Request, describe_call
 from ringfence.dataplane.shared import OwnMemory, shared_bytes
 from ringfence.errors import PeerLostError
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
-from ringfence.link.hello import Hello, Lane
+from ringfence.link.hello import Lane, LinkHello
 from ringfence.link.seal import OriginKeys, instance_identifier, wipe
 from ringfence.machines import within
 from ringfence.runtime.events import LinkContext
@@ -52,7 +52,7 @@ class _Elsewhere:
 class Communicator:
     """The state of one process group on this worker."""
 
-    def __init__(self, context: LinkContext, table: Table, name: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, context: LinkContext, table: Thresholds, name: str, ranks: tuple[int, ...]) -> None:
         self.context = context
         self.table = table
         self.name = name
@@ -99,7 +99,7 @@ class Communicator:
             raise PeerLostError(f"{link.departure_text()} and is still needed")
         return link
 
-    def unreachable_frames(self, peer: int) -> Sequence[tuple[Frames, int]]:
+    def unreachable_frames(self, peer: int) -> Sequence[tuple[PassFrames, int]]:
         """Return what waits for frames of a peer that will never connect."""
         link = self.inboxes.get(peer)
         return link.queue if link is not None and self._is_unreachable(link) else ()
@@ -125,7 +125,7 @@ class Communicator:
             link = self.inboxes[peer] = Inbox(self.context, self, peer)
         return link
 
-    def reached_by(self, hello: Hello) -> Link:
+    def reached_by(self, hello: LinkHello) -> Link:
         """Return the link that an authenticated dialler reached. It may have left since; what it wrote before counts."""
         peer = self.ranks.index(hello.sender)
         one_to_one = hello.lane in (Lane.POINT_TO_POINT, Lane.POINT_TO_POINT_LOCAL)
@@ -257,11 +257,11 @@ class Communicator:
 
     # -- words for errors --------------------------------------------------------------------------------------------
 
-    def describe_execution(self, execution: Frames) -> str:
+    def describe_execution(self, execution: PassFrames) -> str:
         """Return the call that an execution belongs to, and its group."""
         return f"{execution.operation.describe()} in group {self.name!r}"
 
-    def describe_mismatch(self, execution: Frames, peer: int, header: Header) -> str:
+    def describe_mismatch(self, execution: PassFrames, peer: int, header: Header) -> str:
         """Return the message for a frame that belongs to another collective than the expected one."""
         call, mine = header_call(header), execution.operation.describe()
         theirs = describe_call(call, header.sequence)

@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from ringfence import keys
 from ringfence.admission import encoding
-from ringfence.admission.messages import Failure, Frames, Message, encode
+from ringfence.admission.messages import Failure, Message, MessageSplitter, encode
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tls import Tls, TlsStream
@@ -94,7 +94,7 @@ class ControlEdge:
     def __init__(self, peer: int, connection: socket.socket, tls: Tls, received: bytes = b"") -> None:
         self.peer = peer
         self._stream = TlsStream(connection, tls)
-        self._frames = Frames(_TYPES, _FRAME_LIMIT)
+        self._frames = MessageSplitter(_TYPES, _FRAME_LIMIT)
         self._frames.feed(received)
         self._bye = False
         self._unanswered = False  # a write failed because the peer did not answer

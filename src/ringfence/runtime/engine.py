@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from ringfence.collectives import Table
+from ringfence.collectives import Thresholds
 from ringfence.dataplane import choice
 from ringfence.dataplane.choice import Pool
 from ringfence.dataplane.request import CollectiveRequest, Request
@@ -34,7 +34,7 @@ from ringfence.runtime.counters import Counters, add_totals, summarise
 from ringfence.runtime.events import LinkContext, Network, PeerLink, Platform, Queues, SharedBudget
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.links import Arrival, Inbox, Link
-from ringfence.runtime.peer_verification import PeerVerifier
+from ringfence.runtime.peer_verification import LinkVerifier
 from ringfence.runtime.point_to_point import Transfer
 from ringfence.runtime.registry import Communicators
 from ringfence.runtime.requests import Requests
@@ -92,9 +92,9 @@ class Engine:
         world_size: int,
         keys: LinkKeys,
         network: Network,
-        table: Table,
+        table: Thresholds,
         edges: Sequence[Edge] = (),
-        peer_verifier: PeerVerifier | None = None,
+        peer_verifier: LinkVerifier | None = None,
         platform: Platform = _SYSTEM,
     ) -> None:
         self.rank = rank

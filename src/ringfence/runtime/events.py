@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ringfence.dataplane.choice import Pool
-from ringfence.dataplane.endpoint import Frames, Stream
+from ringfence.dataplane.endpoint import PassFrames, Stream
 from ringfence.dataplane.request import Request
 from ringfence.dataplane.shared import OwnMemory, SharedMemory
 from ringfence.errors import RingfenceError
@@ -114,11 +114,11 @@ class CollectiveScope(Scope, Protocol):
     def shared_memory(self) -> OwnMemory | None:
         """Return the memory that this worker shares with members on its machine; None if it has shared enough already."""
 
-    def unreachable_frames(self, peer: int, /) -> Sequence[tuple[Frames, int]]:
+    def unreachable_frames(self, peer: int, /) -> Sequence[tuple[PassFrames, int]]:
         """Return what waits for frames of a peer that will never connect."""
 
-    def describe_execution(self, execution: Frames, /) -> str: ...
-    def describe_mismatch(self, execution: Frames, peer: int, header: Header, /) -> str: ...
+    def describe_execution(self, execution: PassFrames, /) -> str: ...
+    def describe_mismatch(self, execution: PassFrames, peer: int, header: Header, /) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import Secret
-from ringfence.link.hello import Confirm, Hello, LinkHandshake, LinkSecrets, Reply, read_hello, write_hello
+from ringfence.link.hello import Confirm, LinkHandshake, LinkHello, LinkSecrets, Reply, read_hello, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.transport.fork import ALIVE
 
@@ -35,15 +35,15 @@ class LinkKeys:
         self._shared: dict[int, bytes] = {}  # by worker
         self._kem: tuple[MLKEM768PrivateKey, bytes] | None = None  # with its public key
 
-    def hello_bytes(self, hello: Hello) -> bytes:
+    def hello_bytes(self, hello: LinkHello) -> bytes:
         """Return a hello with its MAC."""
         return write_hello(self.session_key, hello)
 
-    def read_hello(self, data: bytes) -> Hello:
+    def read_hello(self, data: bytes) -> LinkHello:
         """Return a received hello; raise AuthenticationError if its MAC is wrong."""
         return read_hello(self.session_key, data)
 
-    def reply(self, hello: Hello, nonce: bytes) -> bytes:
+    def reply(self, hello: LinkHello, nonce: bytes) -> bytes:
         """Return the answer to a hello, which any peer can replay. It costs no computation with ML-KEM.
 
         Raises AuthenticationError if the dialler's public key has low order, and ProtocolError after `forget`.
@@ -52,7 +52,7 @@ class LinkKeys:
         public = self._kem_public()
         return nonce + public + handshake.acceptor_confirms(public)
 
-    def confirm(self, hello: Hello, received: bytes) -> tuple[bytes, LinkSecrets]:
+    def confirm(self, hello: LinkHello, received: bytes) -> tuple[bytes, LinkSecrets]:
         """Verify a reply, and return the confirm to send and the secrets of the connection.
 
         Raises AuthenticationError if the peer does not hold the key of the dialled worker, and as `reply` does.
@@ -68,7 +68,7 @@ class LinkKeys:
         confirmation = handshake.dialler_confirms(reply.kem_key, ciphertext)
         return ciphertext + confirmation, handshake.secrets(secret, reply.kem_key, ciphertext)
 
-    def accept(self, hello: Hello, nonce: bytes, received: bytes) -> LinkSecrets:
+    def accept(self, hello: LinkHello, nonce: bytes, received: bytes) -> LinkSecrets:
         """Verify the confirm that answers a `reply` with this nonce, and return the secrets of the connection.
 
         Raises AuthenticationError if the dialler does not hold the key of the worker that it claims to be.
@@ -80,7 +80,7 @@ class LinkKeys:
         assert self._kem is not None
         return handshake.secrets(self._kem[0].decapsulate(confirm.ciphertext), public, confirm.ciphertext)
 
-    def _handshake(self, worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkHandshake:
+    def _handshake(self, worker: int, hello: LinkHello, acceptor_nonce: bytes) -> LinkHandshake:
         shared = self._shared.get(worker)
         if shared is None:
             shared = self._shared[worker] = self._agree(worker)

@@ -28,7 +28,7 @@ from ringfence.link.frames import (
     pack_header,
     read_header,
 )
-from ringfence.link.hello import LOCAL, REPLY_BYTES, Hello, Lane, LinkSecrets
+from ringfence.link.hello import LOCAL, REPLY_BYTES, Lane, LinkHello, LinkSecrets
 from ringfence.link.unsealed import LocalOpener, LocalSealer
 from ringfence.runtime.events import CollectiveScope, LinkContext, Scope
 from ringfence.transport.outage import is_unanswered
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class Arrival(NamedTuple):
     """An accepted connection whose dialler has been authenticated."""
 
-    hello: Hello
+    hello: LinkHello
     stream: Stream
     secrets: LinkSecrets
     memory: memoryview | None = None  # what the dialler shares, if it is on this machine
@@ -96,7 +96,7 @@ class Link(choice.Endpoint):
         except PeerLostError as error:
             self._on_unreachable(error)
             return
-        self._hello = Hello(
+        self._hello = LinkHello(
             sender=context.rank,
             receiver=self.worker,
             lane=LOCAL[self.lane] if self.is_local else self.lane,

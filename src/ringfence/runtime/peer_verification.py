@@ -24,7 +24,7 @@ from ringfence.runtime.links import Link
 _T = TypeVar("_T")
 
 
-class PeerVerifier(Protocol):
+class LinkVerifier(Protocol):
     """Decides which workers must be verified when they connect, and verifies them (implemented in admission)."""
 
     @property
@@ -87,7 +87,7 @@ class VerificationOwner(Protocol):
     """Keeps the verifications in progress: the acceptor."""
 
     @property
-    def peer_verifier(self) -> PeerVerifier | None: ...
+    def peer_verifier(self) -> LinkVerifier | None: ...
     def replace_verification(self, link: VerificationLink, /) -> None: ...
     def on_verified(self, link: VerificationLink, /) -> None: ...
 

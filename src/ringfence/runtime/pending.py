@@ -11,10 +11,10 @@ from ringfence.dataplane.endpoint import Stream
 from ringfence.dataplane.shared import map_peer
 from ringfence.errors import AdmissionError, AuthenticationError, PeerLostError, RingfenceError
 from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, LOCAL, Hello, Lane, LinkSecrets
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, LOCAL, Lane, LinkHello, LinkSecrets
 from ringfence.runtime.events import LinkContext
 from ringfence.runtime.links import Arrival
-from ringfence.runtime.peer_verification import PeerVerifier, PresentationReader
+from ringfence.runtime.peer_verification import LinkVerifier, PresentationReader
 from ringfence.transport.tcp import refusal
 
 
@@ -22,7 +22,7 @@ class PendingOwner(Protocol):
     """Keeps the pending connections: the acceptor."""
 
     @property
-    def peer_verifier(self) -> PeerVerifier | None: ...
+    def peer_verifier(self) -> LinkVerifier | None: ...
     @property
     def channels(self) -> int: ...
     def on_presentation(self, worker: int, /) -> None: ...
@@ -49,7 +49,7 @@ class PendingConnection:
         self._owner = owner
         self._buffer = memoryview(bytearray(max(HELLO_BYTES, CONFIRM_BYTES)))
         self._have = 0
-        self._hello: Hello | None = None
+        self._hello: LinkHello | None = None
         self._nonce = b""
         self._secrets: LinkSecrets | None = None
         self._unsent: memoryview | None = None

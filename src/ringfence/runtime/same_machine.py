@@ -22,7 +22,7 @@ from typing import Final
 
 from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Lane, LinkHello
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
 from ringfence.transport.unix import identifies, peer_process
@@ -153,7 +153,7 @@ class MachineProof:
             connection.close()
             self.refusals[worker] = reason
             return True
-        hello = Hello(self._rank, worker, Lane.SAME_MACHINE, self._digest, self._random(keys.NONCE_BYTES))
+        hello = LinkHello(self._rank, worker, Lane.SAME_MACHINE, self._digest, self._random(keys.NONCE_BYTES))
         pending = _Connection(connection, REPLY_BYTES, worker)
         pending.hello = hello
         self._add(pending)
@@ -260,7 +260,7 @@ class _Connection:
         self.socket = connection
         self.worker = worker  # that was dialled; None: accepted
         self.wanted = wanted  # bytes of the next message
-        self.hello: Hello | None = None
+        self.hello: LinkHello | None = None
         self.nonce = b""  # of the reply
         self._received = b""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ringfence import keys
 from ringfence.admission.roster import Worker
-from ringfence.collectives import Table
+from ringfence.collectives import Thresholds
 from ringfence.config.settings import Settings
 from ringfence.dataplane import info, native
 from ringfence.errors import AbortedError, ConfigurationError, ProtocolError
@@ -45,7 +45,7 @@ class Session:
 
     engine_type: type[Engine] = Engine
     keys_type: type[LinkKeys] = LinkKeys
-    table: Table = Table()  # proposed by rank 0; all workers use the one in the roster
+    table: Thresholds = Thresholds()  # proposed by rank 0; all workers use the one in the roster
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float, members: Members | None = None) -> None:
         """Join, and start the progress loop. `members`: who forms the session, if it is not the whole run."""
@@ -73,7 +73,7 @@ class Session:
             start.member = member = join(
                 store, rank, world_size, settings, address, limit, _proposed(self.table, settings).to_bytes()
             )
-            _check_channels(Table.from_bytes(member.table), settings)
+            _check_channels(Thresholds.from_bytes(member.table), settings)
             self.generation = settings.generation
             self._begin(start, member, listener, settings.outage)
         except BaseException as error:
@@ -105,7 +105,7 @@ class Session:
                 alive=canary(),
             ),
             network=self.network,
-            table=Table.from_bytes(member.table),
+            table=Thresholds.from_bytes(member.table),
             edges=member.edges,
             peer_verifier=member.peer_verifier,
             platform=Platform(outage=outage),
@@ -274,11 +274,11 @@ class _Start:
                 each.close()
 
 
-def _proposed(table: Table, settings: Settings) -> Table:
+def _proposed(table: Thresholds, settings: Settings) -> Thresholds:
     return table if settings.channels is None else replace(table, channels=settings.channels)
 
 
-def _check_channels(table: Table, settings: Settings) -> None:
+def _check_channels(table: Thresholds, settings: Settings) -> None:
     """Raise ConfigurationError if this worker is to have another number of channels than the run."""
     if settings.channels not in (None, table.channels):
         raise ConfigurationError(

@@ -25,17 +25,17 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
 from ringfence.admission.agreement import Signers
-from ringfence.admission.binding import Channel, Role
+from ringfence.admission.binding import Role, TlsValues
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import (
     HANDSHAKE,
     TREE,
     Entries,
-    Frames,
     Go,
     Hello,
     Message,
+    MessageSplitter,
     Welcome,
     encode,
     tree_frame_limit,
@@ -174,7 +174,7 @@ class _Endpoint:
         self.worker = worker
         self.tls = Tls(worker.credentials, server=role is Role.PARENT)
         self.handshake = Handshake(role, worker.hello, frozenset({peer}), worker.policy, worker.prover)
-        self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+        self.frames = MessageSplitter(HANDSHAKE, keys.ADMISSION_BYTES)
         worker.handshakes += 1
 
     def outgoing(self) -> bytes:
@@ -198,7 +198,7 @@ class _Endpoint:
         """Advance the handshake: process received bytes and write the answers to TLS."""
         self.frames.feed(self.tls.receive(data))
         if self.tls.established and self.handshake.state is State.IDLE:
-            channel = Channel(self.tls.own_key_digest, self.tls.peer_key_digest, self.tls.exporter())
+            channel = TlsValues(self.tls.own_key_digest, self.tls.peer_key_digest, self.tls.exporter())
             self._send(self.handshake.begin(channel))
         while (message := self.frames.next()) is not None:
             self._send(self.handshake.receive(message))

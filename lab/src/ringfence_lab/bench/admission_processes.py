@@ -13,7 +13,7 @@ from typing import Any, Final
 from ringfence.config.settings import Settings
 from ringfence.runtime.control import Bye
 from ringfence.session.join import join, listen
-from ringfence_lab.bench.channel import Message, run_worker
+from ringfence_lab.bench.json_pipe import Message, run_worker
 from ringfence_lab.bench.worker_pool import JOINS, BenchError, Placement, WorkerPool
 
 _JOIN_SECONDS: Final = 60.0

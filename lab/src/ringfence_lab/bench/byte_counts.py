@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringfence.collectives import Buffer, Collective, Table, choose
+from ringfence.collectives import Buffer, Collective, Thresholds, choose
 from ringfence.collectives.schedule import Action, Place, Schedule
 from ringfence.link.frames import FORWARD_OVERHEAD, HOP_OVERHEAD
 from ringfence.link.segments import segment_count
@@ -39,7 +39,7 @@ def traffic(
     *,
     root: int = 0,
     width: int = 4,
-    table: Table | None = None,
+    table: Thresholds | None = None,
     only: Iterable[int] | None = None,
 ) -> Traffic:
     """Return what all ranks send, or `only` some, in a collective of `size` bytes in elements of `width` bytes.
@@ -48,7 +48,7 @@ def traffic(
     """
     total = Traffic()
     for rank in range(ranks) if only is None else only:
-        schedule = choose(kind, ranks, rank, root, size, table or Table(), machines=machines)
+        schedule = choose(kind, ranks, rank, root, size, table or Thresholds(), machines=machines)
         near = next((set(workers) for workers in machines if rank in workers), set())
         total = total.plus(_sent(kind, schedule, size, width, near))
     return total
@@ -103,12 +103,12 @@ def _part_lengths(kind: Collective, schedule: Schedule, buffer: Buffer, size: in
     return [size // schedule.size] * count
 
 
-def stage_bytes(operation: str, size: int, ranks: int, table: Table | None = None) -> dict[str, int]:
+def stage_bytes(operation: str, size: int, ranks: int, table: Thresholds | None = None) -> dict[str, int]:
     """Return the bytes that pass through each stage, over all ranks, each on a machine of its own."""
     kind = Collective[operation.upper()]
     total = dict.fromkeys(("seal", "open", "reduce", "send", "receive"), 0)
     for rank in range(ranks):
-        schedule = choose(kind, ranks, rank, 0, size, table or Table())
+        schedule = choose(kind, ranks, rank, 0, size, table or Thresholds())
         parts = {buffer: _part_lengths(kind, schedule, buffer, size, 4) for buffer in _OF_TENSORS}
         for step in schedule.steps:
             length = _length(schedule, schedule.chunks[step.chunk], parts)

@@ -11,9 +11,9 @@ import torch
 from ringfence.errors import RingfenceError
 from ringfence_lab import accelerator
 from ringfence_lab.bench import names
-from ringfence_lab.bench.channel import Message, run_worker
 from ringfence_lab.bench.device import late_seconds, simulate_tee
 from ringfence_lab.bench.device_ring import DeviceRing
+from ringfence_lab.bench.json_pipe import Message, run_worker
 from ringfence_lab.bench.operations import WrongResult
 
 _ATTEMPTS: Final = 5  # each with twice the dilation of the one before

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence.backend.process_group import RingfenceProcessGroup
-from ringfence.collectives import Table
+from ringfence.collectives import Thresholds
 from ringfence.guard import plaintext_allowed
 from ringfence.session.session import Session
 from ringfence_lab.bench import names, operations
@@ -153,15 +153,15 @@ class RingVariant(Variant):
 class RingSession(Session):
     """Sums everything in a ring. This and the next two check the choices of the selection table and of the planner."""
 
-    table = Table(small=0, ring_slice=0)
+    table = Thresholds(small=0, ring_slice=0)
 
 
 class TreeSession(Session):
-    table = Table(small=0, ring_slice=_ALWAYS >> 20)  # it is multiplied by the group's size
+    table = Thresholds(small=0, ring_slice=_ALWAYS >> 20)  # it is multiplied by the group's size
 
 
 class DoublingSession(Session):
-    table = Table(small=_ALWAYS)
+    table = Thresholds(small=_ALWAYS)
 
 
 _SESSIONS: Final[dict[str, type[Session]]] = {

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from ringfence.guard import plaintext_allowed
 from ringfence.runtime import staging_times
 from ringfence_lab.bench import names, operations, replay, variants
-from ringfence_lab.bench.channel import Message, run_worker
 from ringfence_lab.bench.device import facts as device_facts
 from ringfence_lab.bench.device import late_seconds, open_device, simulate, simulate_tee
+from ringfence_lab.bench.json_pipe import Message, run_worker
 from ringfence_lab.bench.kernel_counters import bytes_sent, connections, peak_bytes, reset_peak, resident_bytes
 from ringfence_lab.bench.operations import Tensors
 from ringfence_lab.bench.profile import recorded_staging

@@ -19,7 +19,7 @@ from ringfence.config.private_files import new_secret_file
 from ringfence.config.settings import inherited
 from ringfence.errors import RingfenceError
 from ringfence.runtime import staging_times
-from ringfence_lab.bench.channel import Channel, Message
+from ringfence_lab.bench.json_pipe import JsonPipe, Message
 
 _ANSWER_SECONDS: Final = 600.0
 _LEAVING_SECONDS: Final = 5.0
@@ -64,7 +64,7 @@ class WorkerPool:
         self._settings = {"variants": list(variants), "device": device, **settings}
         self._temporary = tempfile.TemporaryDirectory(prefix="ringfence-bench-")
         self._folder = Path(self._temporary.name)
-        self._workers: list[tuple[subprocess.Popen[bytes], Channel]] = []
+        self._workers: list[tuple[subprocess.Popen[bytes], JsonPipe]] = []
         try:
             new_secret_file(self._folder / "secret")
             Authority.open_or_make(self._folder, None, "bench.example").issue(["ring"], days=1)
@@ -75,7 +75,7 @@ class WorkerPool:
             self.close()
             raise
 
-    def _start(self, rank: int, placement: Placement) -> tuple[subprocess.Popen[bytes], Channel]:
+    def _start(self, rank: int, placement: Placement) -> tuple[subprocess.Popen[bytes], JsonPipe]:
         ours, theirs = socket.socketpair()
         ours.settimeout(_ANSWER_SECONDS)
         config = {
@@ -108,7 +108,7 @@ class WorkerPool:
                 stderr=log,
                 start_new_session=True,
             )
-        return process, Channel(ours)
+        return process, JsonPipe(ours)
 
     @property
     def processes(self) -> list[int]:
@@ -137,7 +137,7 @@ class WorkerPool:
                 answers[waiting[channel]] = self._answer(waiting[channel], channel)
         return [answers[rank] for rank in range(self.size)]
 
-    def _answer(self, rank: int, channel: Channel) -> Message:
+    def _answer(self, rank: int, channel: JsonPipe) -> Message:
         try:
             message = channel.receive()
         except OSError:

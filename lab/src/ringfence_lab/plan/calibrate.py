@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.collectives import Collective, ScheduleId, Thresholds, choose
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan.fit import Vector, nearest
 from ringfence_lab.plan.hardware import FIGURES, FROM_STUDY, VARIANT_FIGURES, Figure, Hardware
@@ -154,7 +154,7 @@ def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:
             continue
         if workers_per_machine(row) > 1:  # stages are those of a byte that is sealed
             continue
-        schedule = choose(Collective[row["operation"].upper()], row["workers"], 0, 0, row["size"], Table())
+        schedule = choose(Collective[row["operation"].upper()], row["workers"], 0, 0, row["size"], Thresholds())
         counted = usual(ScheduleId(schedule.identifier), row["workers"])
         done = load(VARIANTS["ringfence"], counted, row["size"])._asdict()
         for stage, through in _STAGES.items():

@@ -16,7 +16,17 @@ from typing import Final
 from ringfence.collectives import ScheduleId
 from ringfence.keys import SEGMENT_BYTES, SHARED_FROM_BYTES
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.schedules import RINGS, Link, busiest, chain, chain_shares, copied, has_parts, near_share, usual
+from ringfence_lab.plan.schedules import (
+    RINGS,
+    ChainMessage,
+    busiest,
+    chain,
+    chain_shares,
+    copied,
+    has_parts,
+    near_share,
+    usual,
+)
 from ringfence_lab.plan.work import (
     FREE,
     ON_THE_WIRE,
@@ -170,7 +180,7 @@ def _message(
     hardware: Hardware,
     variant: Variant,
     spent: StageCosts,
-    link: Link,
+    link: ChainMessage,
     whole: float,
     size: int,
     together: int,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ringfence.collectives import Collective, ScheduleId, Table, build, choose
+from ringfence.collectives import Collective, ScheduleId, Thresholds, build, choose
 from ringfence.collectives.schedule import Action, Buffer, Place, Schedule, Step
 from ringfence.machines import Machines, spread
 
@@ -69,7 +69,9 @@ def schedule_of(variant: str, operation: str, workers: int, size: int, per_machi
     if variant == "hop-by-hop":
         return HOP_BY_HOP[operation]
     machines = machines_of(workers, per_machine)
-    return ScheduleId(choose(Collective[operation.upper()], workers, 0, 0, size, Table(), machines=machines).identifier)
+    return ScheduleId(
+        choose(Collective[operation.upper()], workers, 0, 0, size, Thresholds(), machines=machines).identifier
+    )
 
 
 class Task(NamedTuple):
@@ -193,7 +195,7 @@ def _different(identifier: ScheduleId, size: int, per_machine: int) -> dict[int,
     return dict.fromkeys(range(min(here, _LIKE_MORE)), 1)
 
 
-class Link(NamedTuple):
+class ChainMessage(NamedTuple):
     """One message of the longest chain of messages that wait for each other."""
 
     part: float
@@ -203,7 +205,7 @@ class Link(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Link, ...]:
+def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[ChainMessage, ...]:
     """Return the longest chain of messages of a schedule, from its rule; a test compares it with the simulation.
 
     Of schedules with two levels only, the messages inside a machine are told apart.
@@ -215,35 +217,35 @@ def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Link
         near, far = min(per_machine, size) - 1, -(-size // per_machine) - 1
         part = 1.0 if whole else 1 / size
         times = ((before * near, True), (beyond * far, False), (min(after, near), True))
-        return tuple(Link(part, count, True, inside) for count, inside in times if count)
+        return tuple(ChainMessage(part, count, True, inside) for count, inside in times if count)
     rounds, levels = (size - 1).bit_length(), size.bit_length() - 1
     doubling = [(min(1 << turn, size - (1 << turn)) / size) for turn in range(rounds)]
     match identifier:
         case ScheduleId.ALL_REDUCE_RING:
-            return (Link(1 / size, 2 * (size - 1), True),)
+            return (ChainMessage(1 / size, 2 * (size - 1), True),)
         case ScheduleId.REDUCE_SCATTER_RING | ScheduleId.ALL_GATHER_RING:
-            return (Link(1 / size, size - 1, True),)
+            return (ChainMessage(1 / size, size - 1, True),)
         case ScheduleId.ALL_REDUCE_DOUBLING:
-            return (Link(1.0, levels + (2 if size > 1 << levels else 0), True),)
+            return (ChainMessage(1.0, levels + (2 if size > 1 << levels else 0), True),)
         case ScheduleId.ALL_REDUCE_TREE | ScheduleId.GROUP_OPENING:
-            return (Link(1.0, 2 * levels, True),)
+            return (ChainMessage(1.0, 2 * levels, True),)
         case ScheduleId.REDUCE_TREE | ScheduleId.BROADCAST_TREE:
-            return (Link(1.0, levels, True),)
+            return (ChainMessage(1.0, levels, True),)
         case ScheduleId.REDUCE_CHAIN | ScheduleId.BROADCAST_CHAIN:
-            return (Link(1.0, size - 1, True),)
+            return (ChainMessage(1.0, size - 1, True),)
         case ScheduleId.REDUCE_BINOMIAL | ScheduleId.BROADCAST_BINOMIAL:
-            return (Link(1.0, levels, True),)
+            return (ChainMessage(1.0, levels, True),)
         case ScheduleId.ALL_GATHER_BRUCK | ScheduleId.REDUCE_SCATTER_BRUCK:
-            return tuple(Link(part, 1, False) for part in doubling)
+            return tuple(ChainMessage(part, 1, False) for part in doubling)
         case ScheduleId.GATHER_BINOMIAL | ScheduleId.SCATTER_BINOMIAL:
-            return tuple(Link(part, 1, False) for part in doubling)
+            return tuple(ChainMessage(part, 1, False) for part in doubling)
         case ScheduleId.ALL_TO_ALL_BRUCK:
             moving = [sum(1 for i in range(size) if i & (1 << turn)) / size for turn in range(rounds)]
-            return tuple(Link(part, 1, False) for part in moving)
+            return tuple(ChainMessage(part, 1, False) for part in moving)
         case ScheduleId.BARRIER:
-            return (Link(0.0, rounds, True),)
+            return (ChainMessage(0.0, rounds, True),)
         case _:
-            return (Link(1 / size, 1, True),)  # direct exchanges: no message waits for another
+            return (ChainMessage(1 / size, 1, True),)  # direct exchanges: no message waits for another
 
 
 def near_share(identifier: ScheduleId, size: int, machine: int) -> float:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.collectives import Collective, ScheduleId, Thresholds, choose
 from ringfence_lab.plan.cost import collective_cost
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.work import VARIANTS
 
-DEFAULT: Final = Table()  # what the runtime has
+DEFAULT: Final = Thresholds()  # what the runtime has
 GROUPS: Final = (2, 3, 4, 8, 16, 64, 256, 1024)
 SIZES: Final = tuple(4096 << (2 * power) for power in range(9))  # 4 KiB to 256 MiB
 _OF: Final = {
@@ -59,7 +59,7 @@ class Difference:
     gain: float  # the share of the time that is saved; below zero where another size was worth more
 
 
-def table(hardware: Hardware, groups: Sequence[int] = GROUPS) -> Table:
+def table(hardware: Hardware, groups: Sequence[int] = GROUPS) -> Thresholds:
     """Return the thresholds with which the choices cost least over all sizes and groups."""
     costs = _cost_grid(hardware, groups)
     found = DEFAULT
@@ -77,7 +77,9 @@ def table(hardware: Hardware, groups: Sequence[int] = GROUPS) -> Table:
     return found
 
 
-def differences(hardware: Hardware, groups: Sequence[int] = GROUPS, proposed: Table | None = None) -> list[Difference]:
+def differences(
+    hardware: Hardware, groups: Sequence[int] = GROUPS, proposed: Thresholds | None = None
+) -> list[Difference]:
     """Return where the model's table and the default one choose different schedules."""
     costs, mine = _cost_grid(hardware, groups), proposed or table(hardware, groups)
     result = []
@@ -104,7 +106,7 @@ def _grid(groups: Sequence[int]) -> Iterator[tuple[Collective, int, int]]:
                 yield kind, size, whole
 
 
-def _regret(costs: CostGrid, kinds: tuple[Collective, ...], tried: Table) -> float:
+def _regret(costs: CostGrid, kinds: tuple[Collective, ...], tried: Thresholds) -> float:
     """Return how much slower than the best choices those of a table are: the mean logarithm."""
     total = count = 0.0
     for (kind, size, whole), each in costs.items():
@@ -114,5 +116,5 @@ def _regret(costs: CostGrid, kinds: tuple[Collective, ...], tried: Table) -> flo
     return total / count
 
 
-def _choice(kind: Collective, size: int, whole: int, chosen: Table) -> ScheduleId:
+def _choice(kind: Collective, size: int, whole: int, chosen: Thresholds) -> ScheduleId:
     return ScheduleId(choose(kind, size, 0, 0, whole, chosen).identifier)

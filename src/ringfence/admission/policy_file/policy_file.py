@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ringfence.admission.policy_file.toml_table import ListFolder, Read, Table, no_folders, parse
+from ringfence.admission.policy_file.toml_table import ListFolder, Read, TomlTable, no_folders, parse
 from ringfence.keys import KEY_AGREEMENTS, SAME_HOST
 
 VERSION: Final = 1
@@ -39,7 +39,7 @@ class Rules(Protocol):
         """Describe what it admits, one line each."""
 
 
-ReadRules = Callable[[Table], Rules]
+ReadRules = Callable[[TomlTable], Rules]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def read_policy(
     )
 
 
-def _rule(table: Table, kinds: Mapping[str, ReadRules]) -> Rule:
+def _rule(table: TomlTable, kinds: Mapping[str, ReadRules]) -> Rule:
     note = table.text("note", None)
     proofs = []
     for kind, read_rules in kinds.items():

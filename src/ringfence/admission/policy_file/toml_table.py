@@ -22,9 +22,6 @@ FOLDER_FILES: Final = 1 << 16  # files of one key that may name a folder
 FOLDER_BYTES: Final = 64 << 20  # all of them together
 TEXT_CHARACTERS: Final = 4096
 
-# Keys of older policies and their current names. An old key is refused in a table that takes the current one.
-RENAMED: Final = {"max_epoch_age": "max_session_age", "golden": "reference_values"}
-
 Read = Callable[[str, int], bytes]  # path as written in the policy, most bytes to read; raises OSError
 ListFolder = Callable[[str], list[str] | None]  # path; returns the names in a folder, or None if it is no folder
 D = TypeVar("D")
@@ -46,7 +43,7 @@ def no_folders(path: str) -> list[str] | None:
     return None
 
 
-def parse(text: bytes, read: Read, where: str = "the policy", list_folder: ListFolder = no_folders) -> Table:
+def parse(text: bytes, read: Read, where: str = "the policy", list_folder: ListFolder = no_folders) -> TomlTable:
     """Parse a policy and return its root table. `where` begins every error message. Raises PolicyError."""
     if len(text) > POLICY_BYTES:
         raise PolicyError(f"{where} has more than {POLICY_BYTES} bytes")
@@ -56,10 +53,10 @@ def parse(text: bytes, read: Read, where: str = "the policy", list_folder: ListF
         raise PolicyError(f"{where} is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a thousand brackets
         raise PolicyError(f"{where} is not TOML: {error}") from None
-    return Table(values, where, read, list_folder)
+    return TomlTable(values, where, read, list_folder)
 
 
-class Table:
+class TomlTable:
     """One TOML table. Request every key that it may have, then call `done()`, which checks inner tables too.
 
     All methods raise PolicyError. A key with a default may be absent.
@@ -73,7 +70,7 @@ class Table:
         self._read = read
         self._list_folder = list_folder
         self._known: dict[str, None] = {}  # in the order of the requests
-        self._inner: list[Table] = []
+        self._inner: list[TomlTable] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -204,9 +201,9 @@ class Table:
     # -- tables -----------------------------------------------------------------------------------------------------
 
     @overload
-    def table(self, name: str) -> Table: ...
+    def table(self, name: str) -> TomlTable: ...
     @overload
-    def table(self, name: str, default: D) -> Table | D: ...
+    def table(self, name: str, default: D) -> TomlTable | D: ...
     def table(self, name: str, default: object = _REQUIRED) -> object:
         """Return an inner table."""
         value = self._take(name, default)
@@ -217,9 +214,9 @@ class Table:
         return self._open(value, f"{self.where}, {name}")
 
     @overload
-    def tables(self, name: str) -> tuple[Table, ...]: ...
+    def tables(self, name: str) -> tuple[TomlTable, ...]: ...
     @overload
-    def tables(self, name: str, default: D) -> tuple[Table, ...] | D: ...
+    def tables(self, name: str, default: D) -> tuple[TomlTable, ...] | D: ...
     def tables(self, name: str, default: object = _REQUIRED) -> object:
         """Return the tables of an array, [[name]], with at least one."""
         value = self._take(name, default)
@@ -247,9 +244,6 @@ class Table:
     def _take(self, name: str, default: object) -> object:
         """Return the value, or None if it is absent and may be: TOML has no null."""
         self._known[name] = None
-        for old, new in RENAMED.items():
-            if new == name and old in self._values:
-                raise PolicyError(f"{self.where}: the key {old} is called {new} now: rename it")
         if name not in self._values and default is _REQUIRED:
             raise PolicyError(f"{self.where}: {name} is missing")
         return self._values.get(name)
@@ -290,8 +284,8 @@ class Table:
             raise PolicyError(f"{self.where}: {name}: {path} has more than {limit} bytes")
         return content
 
-    def _open(self, values: Mapping[str, object], where: str) -> Table:
-        table = Table(values, where, self._read, self._list_folder)
+    def _open(self, values: Mapping[str, object], where: str) -> TomlTable:
+        table = TomlTable(values, where, self._read, self._list_folder)
         self._inner.append(table)
         return table
 

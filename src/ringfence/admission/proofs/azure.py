@@ -20,7 +20,7 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.policy_file.toml_table import Table
+from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import hcl_report, snp, snp_chain, snp_report, tdx, tdx_quote, tpm_quote
 from ringfence.admission.proofs.hcl_report import RuntimeData
 from ringfence.admission.proofs.tpm_quote import PCR_BYTES, PCRS, Quote
@@ -71,21 +71,21 @@ class Rules:
         return lines
 
 
-def read_snp_rules(table: Table) -> Rules:
+def read_snp_rules(table: TomlTable) -> Rules:
     """Read the table [admit.azure_snp] of a policy: the keys of [admit.snp], and those of the vTPM. Raises PolicyError."""
     rules = read_keys(table, snp.read_keys(table))
     table.done()
     return rules
 
 
-def read_tdx_rules(table: Table) -> Rules:
+def read_tdx_rules(table: TomlTable) -> Rules:
     """Read the table [admit.azure_tdx] of a policy: the keys of [admit.tdx], and those of the vTPM. Raises PolicyError."""
     rules = read_keys(table, tdx.read_keys(table))
     table.done()
     return rules
 
 
-def read_keys(table: Table, hardware: snp.Rules | tdx.Rules) -> Rules:
+def read_keys(table: TomlTable, hardware: snp.Rules | tdx.Rules) -> Rules:
     """Read the keys of the vTPM. Raises PolicyError."""
     inner = table.table("pcrs")
     indices = [str(index) for index in range(PCRS)]
@@ -223,7 +223,7 @@ def verify_snp(
     """Verify a proof of kind azure_snp over `nonce`. `known` is for tests; a policy cannot set it. Raises AdmissionError."""
     report, certificate, attestation = decode_snp(proof)
     guest = read_guest(attestation, nonce)
-    covered = check_covered(snp_report.Report.decode(report).report_data, attestation)
+    covered = check_covered(snp_report.SnpReport.decode(report).report_data, attestation)
     assert isinstance(rules.hardware, snp.Rules)
     claims = snp.verify(snp.encode(report, certificate), covered, rules.hardware, now, known=known)
     check(guest, rules)

@@ -27,7 +27,7 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, WORLD_LIMIT, Entry, Listing
 from ringfence.admission.policy import Clock, Evidence, Verifier
 from ringfence.admission.policy_file.policy_file import duration_text
-from ringfence.admission.policy_file.toml_table import Table
+from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import authorities, certificate_path, crl, identity
 from ringfence.errors import AdmissionError, ProtocolError
 
@@ -58,8 +58,8 @@ class Rules:
     ids: tuple[str, ...]  #           patterns
     trust_domain: str | None = None  # of SPIFFE; None: any URI or DNS name that a pattern matches
     ranks: tuple[int, int] | None = None  # the first and the last that it admits; None: any
-    revocation: crl.Revocation | None = None  # None: this rule asks for no lists
-    shared: crl.Revocation | None = None  # of all rules of the policy
+    revocation: crl.CrlRule | None = None  # None: this rule asks for no lists
+    shared: crl.CrlRule | None = None  # of all rules of the policy
 
     def content(self) -> bytes:
         """Return a canonical encoding, with the required age of lists and without the lists, which are renewed."""
@@ -139,7 +139,7 @@ class Credential:
         vars(self).pop("key", None)
 
 
-def read_rules(table: Table) -> Rules:
+def read_rules(table: TomlTable) -> Rules:
     trust_domain = table.text("trust_domain", None)
     if trust_domain is not None and not identity.is_trust_domain(trust_domain):
         raise table.error("trust_domain must be a SPIFFE trust domain such as example.org, without spiffe://")
@@ -161,7 +161,7 @@ def read_rules(table: Table) -> Rules:
     lists, max_age = table.contents("crl", None, limit=crl.LIST_BYTES), table.duration("crl_max_age", None)
     table.done()
     try:
-        revocation = crl.Revocation.read(lists, max_age, found)
+        revocation = crl.CrlRule.read(lists, max_age, found)
     except ValueError as error:
         raise table.error(f"crl: {error}") from None
     return Rules(tuple(sorted(found)), ids, trust_domain, span, revocation)

@@ -79,7 +79,7 @@ def parse_fields(certificate: bytes) -> CertificateFields:
     inner.content(der.INTEGER)
     if inner.element(der.SEQUENCE) != algorithm:
         raise ValueError("it names two signature algorithms")
-    if der.Reader(algorithm).open(der.SEQUENCE).content(der.OBJECT_IDENTIFIER) not in _SIGNATURES:
+    if der.DerReader(algorithm).open(der.SEQUENCE).content(der.OBJECT_IDENTIFIER) not in _SIGNATURES:
         raise ValueError("its signature algorithm is not accepted")
     issuer = inner.element(der.SEQUENCE)
     inner.content(der.SEQUENCE)  # validity
@@ -93,7 +93,7 @@ def is_accepted_key(key: bytes) -> bool:
         return len(bits) == 1 + _CURVE_KEYS[algorithm] and bits[0] == 0
     if algorithm != _RSA or bits[:1] != b"\0":
         return False
-    numbers = der.Reader(bits[1:]).open(der.SEQUENCE)
+    numbers = der.DerReader(bits[1:]).open(der.SEQUENCE)
     modulus, exponent = (int.from_bytes(numbers.content(der.INTEGER), "big", signed=True) for _ in range(2))
     numbers.end()
     return modulus > 0 and modulus.bit_length() in RSA_BITS and exponent in RSA_EXPONENTS
@@ -106,7 +106,7 @@ def is_p384_key(key: bytes) -> bool:
 
 
 def _parts(key: bytes) -> tuple[bytes, bytes]:
-    reader = der.Reader(key).open(der.SEQUENCE)
+    reader = der.DerReader(key).open(der.SEQUENCE)
     algorithm = reader.element(der.SEQUENCE)
     bits = reader.content(der.BIT_STRING)
     reader.end()

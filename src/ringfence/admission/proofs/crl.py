@@ -146,7 +146,7 @@ def _check_form(found: Crl) -> None:
 
 
 @dataclass(frozen=True)
-class Revocation:
+class CrlRule:
     """The revocation rule of one table, or of all tables of a policy. Only `max_age` is part of the policy's digest."""
 
     max_age: int  # seconds
@@ -156,7 +156,7 @@ class Revocation:
     @classmethod
     def read(
         cls, files: Iterable[tuple[str, bytes]] | None, max_age: int | None, authorities: Iterable[bytes]
-    ) -> Revocation | None:
+    ) -> CrlRule | None:
         """Return the rule of a table, or None if it has none. `authorities` are in DER. Raises ValueError."""
         if (files is None) != (max_age is None):
             raise ValueError("crl and crl_max_age belong together: name the lists, and how old the newest may be")
@@ -167,7 +167,7 @@ class Revocation:
         return cls(max_age, lists, frozenset(identities))
 
     @classmethod
-    def merge(cls, found: Iterable[Revocation]) -> Revocation | None:
+    def merge(cls, found: Iterable[CrlRule]) -> CrlRule | None:
         """Return the strictest: all lists, all authorities and the smallest age. None: there are none."""
         rules = list(found)
         if not rules:

@@ -25,7 +25,7 @@ SEQUENCE: Final = 0x30
 _LONG_TAG: Final = 0x1F  # a tag number of more than one byte, which none of these structures has
 
 
-class Reader:
+class DerReader:
     """Reads the values of a DER encoding in order. Lengths must have their shortest form. All methods raise ValueError."""
 
     __slots__ = ("_data", "_position")
@@ -47,9 +47,9 @@ class Reader:
         """Return the next value with its tag and length."""
         return self._next(tag)[0]
 
-    def open(self, tag: int) -> Reader:
+    def open(self, tag: int) -> DerReader:
         """Return a reader of the content of the next value."""
-        return Reader(self.content(tag))
+        return DerReader(self.content(tag))
 
     def end(self) -> None:
         """Check that nothing follows."""
@@ -75,15 +75,15 @@ class Reader:
         return self._data[start:end], self._data[position:end]
 
 
-def open_only(data: bytes, tag: int) -> Reader:
+def open_only(data: bytes, tag: int) -> DerReader:
     """Return a reader of the content of `data`, which must be one value with this tag. Raises ValueError."""
-    outer = Reader(data)
+    outer = DerReader(data)
     inner = outer.open(tag)
     outer.end()
     return inner
 
 
-def time(reader: Reader) -> datetime:
+def time(reader: DerReader) -> datetime:
     """Read the next value, which must be a time in one of the two forms that certificates use."""
     if reader.tag == UTC_TIME:
         text = reader.content(UTC_TIME).decode("ascii")
@@ -99,7 +99,7 @@ def time(reader: Reader) -> datetime:
 
 def small_integer(data: bytes) -> int:
     """Decode a DER INTEGER from 0 to 255."""
-    reader = Reader(data)
+    reader = DerReader(data)
     content = reader.content(INTEGER)
     reader.end()
     number = int.from_bytes(content, "big")
@@ -110,7 +110,7 @@ def small_integer(data: bytes) -> int:
 
 def ia5_string(data: bytes) -> str:
     """Decode a DER IA5String."""
-    reader = Reader(data)
+    reader = DerReader(data)
     content = reader.content(IA5_STRING)
     reader.end()
     return content.decode("ascii")

@@ -42,7 +42,7 @@ Json = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Key:
+class PublicKey:
     """One public key of a set, with its only algorithm."""
 
     kid: str
@@ -57,7 +57,7 @@ class Key:
 # -- verifying --------------------------------------------------------------------------------------------------------
 
 
-def verify(token: str, keys: tuple[Key, ...]) -> Json:
+def verify(token: str, keys: tuple[PublicKey, ...]) -> Json:
     """Return the claims of a token that one of `keys` signed. Raises AdmissionError."""
     parts = token.split(".")
     if len(parts) != 3 or not token.isascii():
@@ -80,7 +80,7 @@ def read_json(text: bytes) -> object:
         raise ValueError("nested too deeply") from None
 
 
-def _key(header: Json, keys: tuple[Key, ...]) -> Key:
+def _key(header: Json, keys: tuple[PublicKey, ...]) -> PublicKey:
     for name in ("crit", "b64", "zip", "enc"):
         if name in header:
             raise AdmissionError(f"the token's header asks for {name}, which this verifier does not support")
@@ -101,7 +101,7 @@ def _key(header: Json, keys: tuple[Key, ...]) -> Key:
     )
 
 
-def _signed(key: Key, signature: bytes, message: bytes) -> bool:
+def _signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
     try:
         if isinstance(key.public, rsa.RSAPublicKey):
             key.public.verify(signature, message, padding.PKCS1v15(), hashes.SHA256())
@@ -160,7 +160,7 @@ def _no_constant(name: str) -> NoReturn:
 # -- the key set ----------------------------------------------------------------------------------------------------
 
 
-def read_keys(content: bytes, where: str) -> tuple[Key, ...]:
+def read_keys(content: bytes, where: str) -> tuple[PublicKey, ...]:
     """Read a JWKS, as an issuer publishes it. Raises PolicyError."""
     try:
         document = read_json(content)
@@ -175,7 +175,7 @@ def read_keys(content: bytes, where: str) -> tuple[Key, ...]:
     return tuple(sorted(found, key=lambda key: key.kid))
 
 
-def _read_key(entry: object, where: str) -> Key:
+def _read_key(entry: object, where: str) -> PublicKey:
     if not isinstance(entry, dict):
         raise PolicyError(f"{where} is not a key")
     if any(name in entry for name in _KEY_PRIVATE):
@@ -192,7 +192,7 @@ def _read_key(entry: object, where: str) -> Key:
         raise PolicyError(f"{where} is not an EC key on P-256 or P-384, nor an RSA key of 2048 bits or more") from None
     if entry.get("alg", algorithm) != algorithm:
         raise PolicyError(f"{where} is for {quoted(entry['alg'])}; a key of its type is used with {algorithm}")
-    return Key(kid, algorithm, public)
+    return PublicKey(kid, algorithm, public)
 
 
 def _public(entry: Json) -> tuple[str, ec.EllipticCurvePublicKey | rsa.RSAPublicKey]:

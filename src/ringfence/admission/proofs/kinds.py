@@ -32,7 +32,7 @@ from ringfence.errors import ConfigurationError, PolicyError
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProofKind:
     """One kind of proof. `verifier` is None for the shared secret, whose verifier needs the secret itself."""
 
     number: int
@@ -40,15 +40,15 @@ class Kind:
     verifier: Callable[[Any, Clock], Verifier] | None
 
 
-KINDS: Final[dict[str, Kind]] = {
-    "secret": Kind(1, secret.read_rules, None),
-    "certificate": Kind(2, certificate.read_rules, certificate.CertificateVerifier),
-    "tdx": Kind(tdx.KIND, tdx.read_rules, tdx.TdxVerifier),
-    "snp": Kind(snp.KIND, snp.read_rules, snp.SnpVerifier),
-    "nvidia": Kind(nvidia.KIND, nvidia.read_rules, nvidia.NvidiaVerifier),
-    "token": Kind(token.KIND, token.read_rules, token.TokenVerifier),
-    "azure_snp": Kind(azure.SNP_KIND, azure.read_snp_rules, azure.AzureSnpVerifier),
-    "azure_tdx": Kind(azure.TDX_KIND, azure.read_tdx_rules, azure.AzureTdxVerifier),
+KINDS: Final[dict[str, ProofKind]] = {
+    "secret": ProofKind(1, secret.read_rules, None),
+    "certificate": ProofKind(2, certificate.read_rules, certificate.CertificateVerifier),
+    "tdx": ProofKind(tdx.KIND, tdx.read_rules, tdx.TdxVerifier),
+    "snp": ProofKind(snp.KIND, snp.read_rules, snp.SnpVerifier),
+    "nvidia": ProofKind(nvidia.KIND, nvidia.read_rules, nvidia.NvidiaVerifier),
+    "token": ProofKind(token.KIND, token.read_rules, token.TokenVerifier),
+    "azure_snp": ProofKind(azure.SNP_KIND, azure.read_snp_rules, azure.AzureSnpVerifier),
+    "azure_tdx": ProofKind(azure.TDX_KIND, azure.read_tdx_rules, azure.AzureTdxVerifier),
 }
 
 
@@ -67,10 +67,10 @@ def _share_revocations(file: PolicyFile, where: str) -> PolicyFile:
     collateral = dict.fromkeys(each for rules in found if isinstance(rules, tdx.Rules) for each in rules.collateral)
     revoked = dict.fromkeys(each for rules in found if isinstance(rules, snp.Rules) for each in rules.revoked)
     serials = frozenset(each for rules in found if isinstance(rules, nvidia.Rules) for each in rules.revoked)
-    lists = crl.Revocation.merge(
+    lists = crl.CrlRule.merge(
         rules.revocation for rules in found if isinstance(rules, certificate.Rules) and rules.revocation is not None
     )
-    responses = ocsp_status.Revocation.merge(
+    responses = ocsp_status.OcspRule.merge(
         rules.revocation for rules in found if isinstance(rules, nvidia.Rules) and rules.revocation is not None
     )
     try:

@@ -28,10 +28,10 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.policy_file.policy_file import duration_text
-from ringfence.admission.policy_file.toml_table import Table
+from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import nvidia_chain, ocsp_status, spdm
 from ringfence.admission.proofs import reference_values as reference_values
-from ringfence.admission.proofs.nvidia_chain import Device
+from ringfence.admission.proofs.nvidia_chain import CertifiedGpu
 from ringfence.admission.proofs.reference_values import ReferenceValues
 from ringfence.errors import AdmissionError, ProtocolError
 
@@ -57,8 +57,8 @@ class Rules:
     gpus: int | None = None  #     the exact number; None: at least one
     protected_pcie: bool = False  # whether data between GPUs may be in plaintext
     revoked: frozenset[int] = frozenset()  # serial numbers of certificates
-    revocation: ocsp_status.Revocation | None = None  # None: this rule asks for no OCSP responses
-    shared: ocsp_status.Revocation | None = None  # of all rules of the policy
+    revocation: ocsp_status.OcspRule | None = None  # None: this rule asks for no OCSP responses
+    shared: ocsp_status.OcspRule | None = None  # of all rules of the policy
 
     def content(self) -> bytes:
         """Return a canonical encoding, with the required age of OCSP responses and without the responses."""
@@ -90,7 +90,7 @@ class Rules:
         return lines
 
 
-def read_rules(table: Table) -> Rules:
+def read_rules(table: TomlTable) -> Rules:
     """Read the policy's table [admit.nvidia]. Raises PolicyError."""
     files = [
         reference_values.read(content, f"{table.where}, reference values {count}")
@@ -108,7 +108,7 @@ def read_rules(table: Table) -> Rules:
     max_age = table.duration("ocsp_max_age", None)
     table.done()
     try:
-        return replace(rules, revocation=ocsp_status.Revocation.read(responses, max_age))
+        return replace(rules, revocation=ocsp_status.OcspRule.read(responses, max_age))
     except ValueError as error:
         raise table.error(f"ocsp: {error}") from None
 
@@ -162,7 +162,7 @@ def verify_report(gpu: Gpu, nonce: bytes, now: float, *, root: x509.Certificate 
     return claims_of(device, gpu.report, nonce)
 
 
-def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
+def claims_of(device: CertifiedGpu, report_bytes: bytes, nonce: bytes) -> Claims:
     """Verify a report that `device` signed over `nonce`, and return its claims. Raises AdmissionError."""
     report = spdm.read(report_bytes)
     half = spdm.SIGNATURE_BYTES // 2
@@ -325,7 +325,7 @@ def _decode(reader: encoding.Reader) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _serial(table: Table, text: str) -> int:
+def _serial(table: TomlTable, text: str) -> int:
     try:
         serial = int(text, 16)
         serial.to_bytes(_SERIAL_BYTES, "big")

@@ -50,7 +50,7 @@ _BAD: Final = (
 
 
 @dataclass(frozen=True)
-class Device:
+class CertifiedGpu:
     """The device that a leaf certifies."""
 
     model: str  #          "GH100"
@@ -74,7 +74,7 @@ def chain_of(pem: bytes, root: x509.Certificate) -> tuple[bytes, ...]:
     return tuple(each.public_bytes(Encoding.DER) for each in certificates if each != root)
 
 
-def verify(chain: tuple[bytes, ...], root: x509.Certificate, now: datetime) -> Device:
+def verify(chain: tuple[bytes, ...], root: x509.Certificate, now: datetime) -> CertifiedGpu:
     """Verify a chain at the time `now`, and return its device. Raises AdmissionError."""
     if len(chain) not in CHAIN_LENGTHS:
         raise AdmissionError(f"a GPU's certificate chain has {len(chain)} certificates")
@@ -130,7 +130,7 @@ def _load(data: bytes) -> x509.Certificate:
     return certificate
 
 
-def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: datetime) -> Device:
+def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: datetime) -> CertifiedGpu:
     leaf, *issuers = certificates
     for certificate in (*certificates, root):
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
@@ -142,7 +142,7 @@ def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: d
     assert isinstance(key, ec.EllipticCurvePublicKey)  # of P-384: `_check_form`
     _check_leaf(leaf)
     model, name = _name(leaf)
-    return Device(model, name, _firmware_id(leaf, issuers[0]), key, (*certificates, root))
+    return CertifiedGpu(model, name, _firmware_id(leaf, issuers[0]), key, (*certificates, root))
 
 
 def _check_issuer(certificate: x509.Certificate, below: int) -> None:
@@ -196,7 +196,7 @@ def _name(leaf: x509.Certificate) -> tuple[str, str]:
         if isinstance(each, x509.OtherName) and each.type_id == _DEVICE_NAME
     ]
     if len(names) == 1:
-        reader = der.Reader(names[0])
+        reader = der.DerReader(names[0])
         match = _NAME.fullmatch(reader.content(der.UTF8_STRING)) if reader.tag == der.UTF8_STRING else None
         if match is not None and reader.tag is None:
             return match[1].decode(), match[0].decode()
@@ -256,7 +256,7 @@ def read_tcb_info(data: bytes) -> bytes:
         while (tag := reader.tag) is not None:
             content = reader.content(tag)
             if tag == _FIRMWARE_IDS:
-                found += _firmware_ids(der.Reader(content))
+                found += _firmware_ids(der.DerReader(content))
             elif tag == _FLAGS:
                 _check_flags(content)
     except ValueError as error:
@@ -264,7 +264,7 @@ def read_tcb_info(data: bytes) -> bytes:
     return _only_firmware(found[:1] + [each for each in found[1:] if any(each) or not each])
 
 
-def _firmware_ids(reader: der.Reader) -> Iterator[bytes]:
+def _firmware_ids(reader: der.DerReader) -> Iterator[bytes]:
     """Yield the digests of a list; an entry that is not one yields no bytes, which no policy lists."""
     while (tag := reader.tag) is not None:
         content = reader.content(tag)

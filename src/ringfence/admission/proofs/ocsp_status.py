@@ -123,14 +123,14 @@ def _check_form(found: Response) -> None:
 
 
 @dataclass(frozen=True)
-class Revocation:
+class OcspRule:
     """The revocation rule of one table, or of all tables of a policy. Only `max_age` is part of the policy's digest."""
 
     max_age: int  # seconds
     responses: tuple[Response, ...]
 
     @classmethod
-    def read(cls, files: Iterable[tuple[str, bytes]] | None, max_age: int | None) -> Revocation | None:
+    def read(cls, files: Iterable[tuple[str, bytes]] | None, max_age: int | None) -> OcspRule | None:
         """Return the rule of a table, or None if it has none. Raises ValueError."""
         if (files is None) != (max_age is None):
             raise ValueError("ocsp and ocsp_max_age belong together: name the responses, and how old they may be")
@@ -139,7 +139,7 @@ class Revocation:
         return cls(max_age, tuple(read(name, content) for name, content in files))
 
     @classmethod
-    def merge(cls, found: Iterable[Revocation]) -> Revocation | None:
+    def merge(cls, found: Iterable[OcspRule]) -> OcspRule | None:
         """Return the strictest: all responses and the smallest age. None: there are none."""
         rules = list(found)
         if not rules:
@@ -212,7 +212,7 @@ def authenticate(
     about = [each for each in response.statuses if each.is_about(certificate, issuer)]
     if not about:
         raise AdmissionError(f"the OCSP response in {response.name!a} is not for {what}")
-    Revocation(0, (response,))._check_signed(response, issuer, what, now)
+    OcspRule(0, (response,))._check_signed(response, issuer, what, now)
     return max(about, key=lambda each: each.validity.order)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfence.admission import encoding
-from ringfence.admission.policy_file.toml_table import Table, parse
+from ringfence.admission.policy_file.toml_table import TomlTable, parse
 from ringfence.admission.proofs import nvidia_chain, spdm
 from ringfence.errors import AdmissionError, PolicyError
 
@@ -102,14 +102,14 @@ def _refuse_files(path: str, limit: int) -> bytes:
     raise PolicyError("a file of reference values cannot name another file")
 
 
-def _short_text(table: Table, name: str) -> str:
+def _short_text(table: TomlTable, name: str) -> str:
     value = table.text(name)
     if len(value) > 32 or not value.isascii() or " " in value or '"' in value or "\\" in value:
         raise table.error(f"{name} must be a short text without spaces, as `ringfence evidence measure` prints it")
     return value
 
 
-def _index(table: Table, name: str) -> int:
+def _index(table: TomlTable, name: str) -> int:
     if not name.isascii() or not name.isdigit() or name != str(int(name[:4])) or not 1 <= int(name) <= 255:
         raise table.error("its keys must be the numbers of measurements, 1 to 255")
     return int(name)

@@ -9,7 +9,7 @@ from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Evidence, Verifier
-from ringfence.admission.policy_file.toml_table import Table
+from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.errors import AdmissionError
 
 NAME: Final = "shared secret"
@@ -27,7 +27,7 @@ class Rules:
         return ["has the run's shared secret (RINGFENCE_SECRET_FILE)"]
 
 
-def read_rules(table: Table) -> Rules:
+def read_rules(table: TomlTable) -> Rules:
     table.done()
     return Rules()
 

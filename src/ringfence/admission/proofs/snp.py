@@ -19,9 +19,9 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.policy_file.toml_table import Table
+from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots, endorsement, pinned
-from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, Report, Tcb
+from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, SnpReport, Tcb
 from ringfence.admission.proofs.snp_revocation import FETCH, RevocationList
 from ringfence.errors import AdmissionError, ProtocolError
 
@@ -110,14 +110,14 @@ class Rules:
         return lines + [text for is_said, text in flags if is_said]
 
 
-def read_rules(table: Table) -> Rules:
+def read_rules(table: TomlTable) -> Rules:
     """Read the table [admit.snp] of a policy. No key can set another root than AMD's. Raises PolicyError."""
     rules = read_keys(table)
     table.done()
     return rules
 
 
-def read_keys(table: Table) -> Rules:
+def read_keys(table: TomlTable) -> Rules:
     """Read the keys of a table about an SEV-SNP guest; it may have others. Raises PolicyError."""
     inner = table.table("minimum_tcb")
     minimum = []
@@ -153,7 +153,7 @@ def read_keys(table: Table) -> Rules:
     return rules
 
 
-def _mitigations(table: Table, inner: Table | None, admitted: Container[str]) -> tuple[tuple[str, int], ...]:
+def _mitigations(table: TomlTable, inner: TomlTable | None, admitted: Container[str]) -> tuple[tuple[str, int], ...]:
     if inner is None:
         return ()
     bits = ((name, inner.number(name, None, least=1)) for name in PRODUCTS)
@@ -164,7 +164,7 @@ def _mitigations(table: Table, inner: Table | None, admitted: Container[str]) ->
     return found
 
 
-def _revoked(table: Table, content: bytes) -> RevocationList:
+def _revoked(table: TomlTable, content: bytes) -> RevocationList:
     try:
         return RevocationList.parse(content)
     except ValueError as error:
@@ -178,7 +178,7 @@ def _revoked(table: Table, content: bytes) -> RevocationList:
 class Claims:
     """The claims of a verified report."""
 
-    report: Report
+    report: SnpReport
     product: Product
     tcb: Tcb
     provider: str | None  # None: endorsed by its own chip's VCEK
@@ -194,7 +194,7 @@ def authenticate(
     listed: tuple[RevocationList, ...] = (),
 ) -> Claims:
     """Verify that AMD's hardware signed the report, whatever its values. Raises AdmissionError."""
-    decoded = Report.decode(report)
+    decoded = SnpReport.decode(report)
     if decoded.is_masked:
         raise AdmissionError("its host masks the chip's key, so the report is not signed: unmask it (MASK_CHIP_KEY)")
     endorsed = endorsement(certificate, pinned() if known is None else known, now, revoked, listed)
@@ -214,7 +214,7 @@ def authenticate(
     return Claims(decoded, endorsed.product, tcb, endorsed.provider)
 
 
-def _check_key(report: Report, endorsed: Endorsement) -> None:
+def _check_key(report: SnpReport, endorsed: Endorsement) -> None:
     if report.signing_key != (0 if endorsed.provider is None else _VLEK):
         raise AdmissionError("the report names another kind of key (VCEK or VLEK) than its certificate")
     if endorsed.chip is not None:
@@ -223,7 +223,7 @@ def _check_key(report: Report, endorsed: Endorsement) -> None:
             raise AdmissionError(f"the report is from chip {report.chip_id[:8].hex()}, its VCEK for {chip[:8].hex()}")
 
 
-def _check_product(report: Report, product: Product) -> None:
+def _check_product(report: SnpReport, product: Product) -> None:
     if product in report.products:
         return
     said = f"version {report.version}" if report.cpu is None else "CPU family {:#x}, model {:#x}".format(*report.cpu)
@@ -330,14 +330,16 @@ def _check_guest_policy(policy: GuestPolicy, rules: Rules) -> None:
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, known: Roots | None = None) -> Claims:
     """Verify a proof over `report_data`. `known` is for tests; a policy cannot set it. Raises AdmissionError."""
     report, certificate = decode(proof)
-    _check_report_data(Report.decode(report), report_data)  # cheap and not authenticated: stops replayed reports early
+    _check_report_data(
+        SnpReport.decode(report), report_data
+    )  # cheap and not authenticated: stops replayed reports early
     claims = authenticate(report, certificate, now, known=known, revoked=rules.revoked, listed=rules.listed)
     check(claims, rules)
     _check_report_data(claims.report, report_data)  # the check that counts, on the verified report
     return claims
 
 
-def _check_report_data(report: Report, report_data: bytes) -> None:
+def _check_report_data(report: SnpReport, report_data: bytes) -> None:
     if not keys.same(report.report_data, report_data):
         raise AdmissionError("the report was made for another connection or another worker (REPORT_DATA differs)")
 

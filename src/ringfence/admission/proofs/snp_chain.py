@@ -108,7 +108,7 @@ class _Leaf:
         algorithm = whole.element(der.SEQUENCE)
         bits = whole.content(der.BIT_STRING)
         whole.end()
-        inner = der.Reader(self.signed).open(der.SEQUENCE)
+        inner = der.DerReader(self.signed).open(der.SEQUENCE)
         if inner.content(0xA0) != b"\x02\x01\x02":
             raise ValueError("not an X.509 certificate of version 3")
         inner.content(der.INTEGER)  # the serial number, 0 in all of them
@@ -125,7 +125,7 @@ class _Leaf:
         inner.end()
 
 
-def _extensions(reader: der.Reader) -> dict[bytes, bytes]:
+def _extensions(reader: der.DerReader) -> dict[bytes, bytes]:
     """Return the content of each extension by the content of its object identifier."""
     found: dict[bytes, bytes] = {}
     values = reader.open(der.SEQUENCE)

@@ -120,7 +120,7 @@ class GuestPolicy:
 
 
 @dataclass(frozen=True)
-class Report:
+class SnpReport:
     """The fields of a report that are checked. Decoding verifies nothing: see `snp.authenticate`."""
 
     raw: bytes
@@ -168,7 +168,7 @@ class Report:
         return int.from_bytes(self.raw[_R], "little"), int.from_bytes(self.raw[_S], "little")
 
     @classmethod
-    def decode(cls, raw: bytes) -> Report:
+    def decode(cls, raw: bytes) -> SnpReport:
         """Decode a report. Bytes that no signature covers must be zero, so that the encoding is unique.
 
         Raises AdmissionError.

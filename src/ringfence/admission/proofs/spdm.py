@@ -37,7 +37,7 @@ _FIRMWARE: Final = 1
 
 
 @dataclass(frozen=True)
-class Report:
+class SpdmReport:
     """One device's report, parsed. Its fields are not trusted before the signature was verified."""
 
     nonce: bytes
@@ -51,7 +51,7 @@ class Report:
         return len(self.signed) + len(self.signature)
 
 
-def read(data: bytes) -> Report:
+def read(data: bytes) -> SpdmReport:
     """Parse a report without trailing data. Raises AdmissionError."""
     report = _read(data)
     if report.length != len(data):
@@ -71,13 +71,13 @@ def trim(data: bytes) -> bytes:
     return data[: _read(data).length]
 
 
-def driver_version(report: Report) -> str | None:
+def driver_version(report: SpdmReport) -> str | None:
     """Return the driver's version, such as "550.90.07"; None for a switch, which has no driver."""
     value = report.opaque.get(DRIVER_VERSION)
     return None if value is None else _text("driver version", value.removesuffix(b"\0"))
 
 
-def vbios_version(report: Report) -> str:
+def vbios_version(report: SpdmReport) -> str:
     """Return the VBIOS version, such as "96.00.9F.00.01". A GPU reports two 32-bit numbers, a switch a text."""
     value = report.opaque.get(VBIOS_VERSION)
     if value is None:
@@ -122,7 +122,7 @@ class _Cursor:
         return self.at == len(self._data)
 
 
-def _read(data: bytes) -> Report:
+def _read(data: bytes) -> SpdmReport:
     if len(data) > REPORT_BYTES:
         raise AdmissionError(f"a GPU report of {len(data)} bytes, where at most {REPORT_BYTES} are allowed")
     cursor = _Cursor(data)
@@ -135,7 +135,7 @@ def _read(data: bytes) -> Report:
     cursor.take(NONCE_BYTES)  # the device's own
     opaque = _opaque(cursor.take(cursor.number(2)))
     signed = data[: cursor.at]
-    return Report(nonce, measurements, opaque, signed, cursor.take(SIGNATURE_BYTES))
+    return SpdmReport(nonce, measurements, opaque, signed, cursor.take(SIGNATURE_BYTES))
 
 
 def _measurements(record: bytes, blocks: int) -> dict[int, bytes]:

@@ -19,7 +19,7 @@ from ringfence.admission import encoding, roots
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.policy_file.toml_table import Table
+from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import tdx_quote
 from ringfence.admission.proofs.tdx_collateral import Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
@@ -89,14 +89,14 @@ class Rules:
         return lines
 
 
-def read_rules(table: Table) -> Rules:
+def read_rules(table: TomlTable) -> Rules:
     """Read the table [admit.tdx] of a policy. No key can set another root than Intel's. Raises PolicyError."""
     rules = read_keys(table)
     table.done()
     return rules
 
 
-def read_keys(table: Table) -> Rules:
+def read_keys(table: TomlTable) -> Rules:
     """Read the keys of a table about a TDX guest; it may have others. Raises PolicyError."""
     size = tdx_quote.REGISTER_BYTES
     unpinned = table.texts("unpinned", (), allowed=REGISTERS)
@@ -116,7 +116,7 @@ def read_keys(table: Table) -> Rules:
     )
 
 
-def _collateral(table: Table, names: Sequence[str], contents: Sequence[bytes]) -> tuple[Collateral, ...]:
+def _collateral(table: TomlTable, names: Sequence[str], contents: Sequence[bytes]) -> tuple[Collateral, ...]:
     try:
         return tuple(Collateral.parse(content, name) for name, content in zip(names, contents, strict=True))
     except ValueError as error:

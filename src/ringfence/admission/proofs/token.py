@@ -19,9 +19,9 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.policy_file.toml_table import Table, quoted
+from ringfence.admission.policy_file.toml_table import TomlTable, quoted
 from ringfence.admission.proofs import jose
-from ringfence.admission.proofs.jose import Json, Key
+from ringfence.admission.proofs.jose import Json, PublicKey
 from ringfence.admission.proofs.token_claims import (
     NAME_CHARACTERS,
     Expected,
@@ -44,7 +44,7 @@ class Rules:
     """The table [admit.token]: the trusted service, and the claims that its tokens must have."""
 
     issuer: str
-    keys: tuple[Key, ...]
+    keys: tuple[PublicKey, ...]
     claims: Mapping[str, Expected]
     audience: str | None = None
     submodules: int | None = None  #             the exact number
@@ -70,7 +70,7 @@ class Rules:
         return lines
 
 
-def read_rules(table: Table) -> Rules:
+def read_rules(table: TomlTable) -> Rules:
     """Read the policy's table [admit.token]. Raises PolicyError."""
     claims = table.table("claims")
     submodule_claims = table.table("submodule_claims", None)

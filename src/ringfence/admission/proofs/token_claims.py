@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ringfence.admission import encoding
-from ringfence.admission.policy_file.toml_table import Table, quoted
+from ringfence.admission.policy_file.toml_table import TomlTable, quoted
 from ringfence.errors import AdmissionError, PolicyError
 
 NAME_CHARACTERS: Final = 128
@@ -14,7 +14,7 @@ NAME_CHARACTERS: Final = 128
 Expected = tuple[str, ...] | int | bool | Mapping[str, "Expected"]
 
 
-def read_claims(table: Table) -> dict[str, Expected]:
+def read_claims(table: TomlTable) -> dict[str, Expected]:
     for name in table.names:  # chosen by the author; they go to terminals and into errors
         if not 1 <= len(name) <= NAME_CHARACTERS or not name.isprintable():
             raise table.error(
@@ -23,9 +23,9 @@ def read_claims(table: Table) -> dict[str, Expected]:
     return {name: _read_claim(table, name) for name in table.names}
 
 
-def _read_claim(table: Table, name: str) -> Expected:
+def _read_claim(table: TomlTable, name: str) -> Expected:
     """Read an expected claim: a text, a list of accepted texts, a number, true or false, or a table of such."""
-    inner: Table | None = None
+    inner: TomlTable | None = None
     try:
         inner = table.table(name)
     except PolicyError:

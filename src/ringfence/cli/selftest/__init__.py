@@ -17,7 +17,7 @@ from ringfence.cli.selftest.workers import Plan
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence.cli.selftest.results import Report
+    from ringfence.cli.selftest.results import SelftestReport
 
 MOST_WORKERS = 8
 
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-def execute(options: argparse.Namespace, plan: Plan) -> Report:
+def execute(options: argparse.Namespace, plan: Plan) -> SelftestReport:
     """Run the checks and print each result when it is there."""
     from ringfence.cli.selftest.runner import Runner  # needs cryptography
 

@@ -9,7 +9,7 @@ WRONG_NUMBERS: Final = "Do not train on this device: results may be wrong withou
 
 
 @dataclass(frozen=True)
-class Check:
+class SelftestCheck:
     """One check. `meaning` completes the sentence "If it fails, …"."""
 
     name: str
@@ -23,7 +23,7 @@ class Section:
 
     name: str
     title: str
-    checks: tuple[Check, ...]
+    checks: tuple[SelftestCheck, ...]
     advice: str
 
 
@@ -31,7 +31,7 @@ START: Final = Section(
     "start",
     "Start",
     (
-        Check(
+        SelftestCheck(
             "begin",
             "workers find the device and form a group",
             "workers cannot use this device with ringfence at all",
@@ -41,8 +41,8 @@ START: Final = Section(
 )
 
 
-def _collective(name: str, title: str) -> Check:
-    return Check(name, title, f"{title} deliver other numbers than the same calls computed on the host")
+def _collective(name: str, title: str) -> SelftestCheck:
+    return SelftestCheck(name, title, f"{title} deliver other numbers than the same calls computed on the host")
 
 
 COLLECTIVES: Final = Section(
@@ -65,67 +65,67 @@ ORDER: Final = Section(
     "order",
     "Order of streams, with long kernels",
     (
-        Check(
+        SelftestCheck(
             "producer",
             "the kernel that produces the input still runs",
             "a collective reads its input before the kernel that produces it has ended",
         ),
-        Check(
+        SelftestCheck(
             "own_stream",
             "the same on a stream of the caller",
             "a collective does not wait for the stream that it is called on",
         ),
-        Check(
+        SelftestCheck(
             "slow_download",
             "copies to the host are late",
             "bytes are sealed and sent before they have been copied from the device",
         ),
-        Check(
+        SelftestCheck(
             "consumer",
             "a kernel follows wait() while results are copied",
             "wait() does not order the current stream after the copies to the device, so the next kernel reads old values",
         ),
-        Check(
+        SelftestCheck(
             "receive_in_use",
             "an earlier kernel still reads what recv writes",
             "recv overwrites its tensor while an earlier kernel of the caller still reads it",
         ),
-        Check(
+        SelftestCheck(
             "broadcast_in_use",
             "the same for a broadcast",
             "a broadcast overwrites its tensor while an earlier kernel of the caller still reads it",
         ),
-        Check(
+        SelftestCheck(
             "reused_slots",
             "more data than pinned memory, copies are late",
             "pinned memory is used again before its content has been copied to the device",
         ),
-        Check(
+        SelftestCheck(
             "chained",
             "two calls on one tensor without wait()",
             "the second call reads its input before the results of the first one are in it",
         ),
-        Check(
+        SelftestCheck(
             "callback",
             "a callback of the future uses the result",
             "callbacks of futures run before the results are on the device: DDP's communication hooks use them",
         ),
-        Check(
+        SelftestCheck(
             "strided",
             "a tensor that is not contiguous",
             "the temporary copy of a tensor that is not contiguous is written before its memory is free",
         ),
-        Check(
+        SelftestCheck(
             "lifetime",
             "the tensor and the Work are dropped early",
             "memory of a dropped tensor is allocated again while the collective still writes to it",
         ),
-        Check(
+        SelftestCheck(
             "mixed",
             "calls on host and device tensors alternate",
             "calls on host tensors and on device tensors of one group disturb each other",
         ),
-        Check(
+        SelftestCheck(
             "returns_early",
             "an asynchronous call returns behind a kernel",
             "an asynchronous call waits for the kernels before it, so communication and computing do not overlap",
@@ -138,7 +138,7 @@ MEMORY: Final = Section(
     "memory",
     "Memory, over many random collectives on random streams",
     (
-        Check(
+        SelftestCheck(
             "soak",
             "right results, no growth of memory",
             "results are wrong under load, or memory of the device, of the host or pinned memory is not given back",
@@ -151,8 +151,10 @@ SPEED: Final = Section(
     "speed",
     "Speed",
     (
-        Check("copies", "copies between host and device", "copies between host and device fail"),
-        Check("staged", "all-reduce on the device and on host tensors", "an all-reduce fails while it is measured"),
+        SelftestCheck("copies", "copies between host and device", "copies between host and device fail"),
+        SelftestCheck(
+            "staged", "all-reduce on the device and on host tensors", "an all-reduce fails while it is measured"
+        ),
     ),
     "The other checks say whether results are right.",
 )
@@ -161,7 +163,7 @@ FAILURE: Final = Section(
     "failure",
     "A worker is killed during a collective",
     (
-        Check(
+        SelftestCheck(
             "killed_worker",
             "the others raise within 5 s and keep their device",
             "the loss of a worker leaves others waiting, or their device unusable",

@@ -8,7 +8,7 @@ from typing import Final
 
 from ringfence.cli.selftest import text
 from ringfence.cli.selftest.catalogue import SECTIONS
-from ringfence.cli.selftest.results import FAILED, ISSUES, PASSED, SKIPPED, Report, Result
+from ringfence.cli.selftest.results import FAILED, ISSUES, PASSED, SKIPPED, CheckResult, SelftestReport
 
 STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --soft: #5c6166; --line: #dadde1; --shade: #f4f5f7; --paper: #fff;
@@ -70,7 +70,7 @@ PAGE: Final = """<!doctype html>
 WORDS: Final = {PASSED: "✓ passed", FAILED: "✗ FAILED", SKIPPED: "– skipped"}
 
 
-def page(report: Report) -> str:
+def page(report: SelftestReport) -> str:
     """Return the page."""
     parts = [_verdict(report), *_problems(report), _confidential(report), _checks(report)]
     parts += [_rates(report), _all_reduce(report), _environment(report), _reporting(report)]
@@ -84,7 +84,7 @@ def page(report: Report) -> str:
     )
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: SelftestReport) -> str:
     kind = PASSED if report.passed else FAILED
     said = (
         "Collectives on this device deliver the right numbers, in order, and survive the loss of a worker."
@@ -101,7 +101,7 @@ def _verdict(report: Report) -> str:
     return f'<div class="verdict {kind}"><strong>{escape(report.verdict)}</strong>{escape(said)}</div>{simulated}'
 
 
-def _problems(report: Report) -> Iterable[str]:
+def _problems(report: SelftestReport) -> Iterable[str]:
     for result in report.failed:
         yield (
             f'<div class="problem"><h3>{escape(result.name)}: {escape(result.title)}</h3>'
@@ -114,12 +114,12 @@ def _sentence(text: str) -> str:
     return escape(text[:1].upper() + text[1:] + ".")
 
 
-def _confidential(report: Report) -> str:
+def _confidential(report: SelftestReport) -> str:
     reasons = "".join(f"<li>{_sentence(reason)}</li>" for reason in report.reasons)
     return f"<h2>Confidential mode: {escape(report.confidential)}</h2><ul>{reasons}</ul>"
 
 
-def _checks(report: Report) -> str:
+def _checks(report: SelftestReport) -> str:
     titles = {section.name: section.title for section in SECTIONS}
     rows: list[str] = []
     section = ""
@@ -132,7 +132,7 @@ def _checks(report: Report) -> str:
     return f'<h2>Checks</h2><div class="wide"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _check(result: Result) -> str:
+def _check(result: CheckResult) -> str:
     detail = "" if result.text == text.NOTHING_TO_REPORT else result.text
     return (
         f'<tr><th scope="row">{escape(result.title)}<br><code class="soft">{escape(result.name)}</code></th>'
@@ -141,7 +141,7 @@ def _check(result: Result) -> str:
     )
 
 
-def _rates(report: Report) -> str:
+def _rates(report: SelftestReport) -> str:
     if not report.rates:
         return ""
     largest = max(report.rates.values())
@@ -152,7 +152,7 @@ def _rates(report: Report) -> str:
     return "<h2>Copies and sealing</h2>" + _table(["", "", "rate"], rows)
 
 
-def _all_reduce(report: Report) -> str:
+def _all_reduce(report: SelftestReport) -> str:
     if not report.all_reduce:
         return ""
     rows = []
@@ -180,7 +180,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{line(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _environment(report: Report) -> str:
+def _environment(report: SelftestReport) -> str:
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
         for name, value in {"workers": str(report.workers), **report.environment}.items()
@@ -188,7 +188,7 @@ def _environment(report: Report) -> str:
     return f'<h2>Environment</h2><div class="wide"><table class="plain"><tbody>{rows}</tbody></table></div>'
 
 
-def _reporting(report: Report) -> str:
+def _reporting(report: SelftestReport) -> str:
     wish = "Report that it works, or what failed" if report.passed else "Report what failed"
     return (
         f"<h2>Report it</h2><p>{wish}: run <code>ringfence selftest --report selftest.json</code> and attach the file to "

@@ -22,7 +22,7 @@ _IPV4: Final = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckResult:
     """The result of one check on all workers."""
 
     section: str
@@ -36,7 +36,7 @@ class Result:
 
 
 @dataclass
-class Report:
+class SelftestReport:
     """All of a self-test. Rates are in bytes per second, times in seconds."""
 
     device: str
@@ -45,14 +45,14 @@ class Report:
     began: str = ""
     seconds: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
-    results: list[Result] = field(default_factory=list)
+    results: list[CheckResult] = field(default_factory=list)
     confidential: str = "unknown"  # "yes", "no" or "unclear"
     reasons: list[str] = field(default_factory=list)
     rates: dict[str, float] = field(default_factory=dict)
     all_reduce: list[dict[str, Any]] = field(default_factory=list)  # size, device, host, ratio
 
     @property
-    def failed(self) -> list[Result]:
+    def failed(self) -> list[CheckResult]:
         return [result for result in self.results if result.state == FAILED]
 
     @property

@@ -10,9 +10,9 @@ from typing import Final
 
 from ringfence.cli.checks.hardware import sealing_rate
 from ringfence.cli.selftest import catalogue, confidential_mode
-from ringfence.cli.selftest.catalogue import Check, Section
+from ringfence.cli.selftest.catalogue import Section, SelftestCheck
 from ringfence.cli.selftest.outcome import ERROR, LOST, RIGHT, Outcome
-from ringfence.cli.selftest.results import FAILED, PASSED, SKIPPED, Report, Result, anonymous, median
+from ringfence.cli.selftest.results import FAILED, PASSED, SKIPPED, CheckResult, SelftestReport, anonymous, median
 from ringfence.cli.selftest.workers import Plan, Workers
 from ringfence.errors import ConfigurationError
 from ringfence.keys import SEGMENT_BYTES
@@ -34,7 +34,7 @@ ENDED_EARLY: Final = (
 )
 ASK: Final = "Report the error; it is not known whether this device works."
 
-Progress = Callable[[Section | Result], None]
+Progress = Callable[[Section | CheckResult], None]
 
 
 class Runner:
@@ -47,11 +47,11 @@ class Runner:
         self._progress = progress
         self._workers: Workers | None = None
         self._restarts = 0
-        self.report = Report(
+        self.report = SelftestReport(
             plan.device, plan.count, plan.quick, began=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         )
 
-    def run(self) -> Report:
+    def run(self) -> SelftestReport:
         """Run all sections. Raises ConfigurationError if this machine cannot run the test at all."""
         began = time.monotonic()
         try:
@@ -72,7 +72,7 @@ class Runner:
         if section is catalogue.START and self._workers is not None:
             self._ask_confidential(self._workers)
 
-    def _check(self, section: Section, check: Check) -> Result:
+    def _check(self, section: Section, check: SelftestCheck) -> CheckResult:
         began = time.monotonic()
         if section is catalogue.START:
             state, text = self._start()
@@ -88,7 +88,7 @@ class Runner:
                 if self._workers is None and section.name in WRONG_OR_NOT
                 else (check.meaning, section.advice)
             )
-        return Result(section.name, check.name, check.title, state, anonymous(text, self._folder), seconds, *known)
+        return CheckResult(section.name, check.name, check.title, state, anonymous(text, self._folder), seconds, *known)
 
     def _start(self) -> tuple[str, str]:
         """Start workers. If that fails, none are left, and checks are skipped."""

@@ -6,13 +6,13 @@ from typing import Final
 
 from ringfence.cli import terminal
 from ringfence.cli.selftest.catalogue import Section
-from ringfence.cli.selftest.results import FAILED, ISSUES, PASSED, SKIPPED, Report, Result
+from ringfence.cli.selftest.results import FAILED, ISSUES, PASSED, SKIPPED, CheckResult, SelftestReport
 
 MARKS: Final = {PASSED: "ok", FAILED: "!!", SKIPPED: "--"}
 NOTHING_TO_REPORT: Final = "measured"
 
 
-def step(found: Section | Result) -> str:
+def step(found: Section | CheckResult) -> str:
     """Return the lines for a section that begins, or a result."""
     if isinstance(found, Section):
         return f"\n{found.title}"
@@ -22,7 +22,7 @@ def step(found: Section | Result) -> str:
     return terminal.wrap(text, f"  {MARKS[found.state]}  {found.name:16}  ")
 
 
-def summary(report: Report) -> str:
+def summary(report: SelftestReport) -> str:
     """Return what follows the list of checks: speed, confidential mode, verdict, what to do."""
     lines = ["", *_speed(report), terminal.wrap(f"Confidential mode: {report.confidential}")]
     lines += [terminal.wrap(reason, "  - ") for reason in report.reasons]
@@ -34,7 +34,7 @@ def summary(report: Report) -> str:
     return "\n".join(lines)
 
 
-def ask_for_report(report: Report, written: str) -> str:
+def ask_for_report(report: SelftestReport, written: str) -> str:
     """Return how to report this run. `written` is the file to attach, or empty."""
     if report.passed and report.device.startswith("sim"):
         return terminal.wrap("The simulated device says nothing about hardware: run this where there is a GPU as well.")
@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
     )
 
 
-def _speed(report: Report) -> list[str]:
+def _speed(report: SelftestReport) -> list[str]:
     lines = []
     if report.rates:
         lines += [

@@ -60,7 +60,7 @@ def listen_locally(session: AgreedSession, rank: int, policy: Policy) -> LocalNe
     return network
 
 
-class Acceptor:
+class JoinListener:
     """The listener for this worker's children."""
 
     def __init__(self, settings: Settings, rank: int) -> None:

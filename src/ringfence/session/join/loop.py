@@ -34,7 +34,7 @@ from ringfence.session.join.credentials import JoinCredentials
 from ringfence.session.join.diagnostics import Deadline, Diagnostics, run_name
 from ringfence.session.join.dialler import Dialler
 from ringfence.session.join.handshakes import Handshakes
-from ringfence.session.join.listener import Acceptor, listen_locally
+from ringfence.session.join.listener import JoinListener, listen_locally
 from ringfence.session.join.membership import Membership
 from ringfence.session.join.parent import AddressBook, ParentSearch, Store
 from ringfence.session.join.peer import Peer
@@ -163,7 +163,7 @@ class JoinLoop:
         search = None if parent is None else ParentSearch(book, parent, now)
         self._dialler = Dialler(book, search, self._handshakes)
         self._connections.add_source(self._dialler)
-        self._acceptor: Acceptor | None = None
+        self._acceptor: JoinListener | None = None
         self._local: LocalNetwork | None = None  # once there is a session key
         self._diagnostics = Diagnostics(entry, self._tree, deadline, now)
         self._report_at = now + _REPORT_SECONDS
@@ -230,7 +230,7 @@ class JoinLoop:
         return self._dialler.search is None and self._children <= self._connections.neighbours.keys()
 
     def _listen(self) -> None:
-        self._acceptor = Acceptor(self._settings, self._entry.rank)
+        self._acceptor = JoinListener(self._settings, self._entry.rank)
         self._connections.add_source(self._acceptor)
         self._diagnostics.address = self._acceptor.address
         self._dialler.publish(self._acceptor.address)

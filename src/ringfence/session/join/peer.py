@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ringfence import keys
-from ringfence.admission.binding import Channel
+from ringfence.admission.binding import TlsValues
 from ringfence.admission.handshake import Handshake, State
-from ringfence.admission.messages import HANDSHAKE, TREE, Frames, Message, encode, tree_frame_limit
+from ringfence.admission.messages import HANDSHAKE, TREE, Message, MessageSplitter, encode, tree_frame_limit
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.runtime.control import ControlEdge
 from ringfence.transport.outage import tolerate
@@ -38,7 +38,7 @@ class Peer:
         self.presented_at = 0.0  # when this worker's own proof was sent, in seconds since 1970
         self.collecting_since = 0.0
         self.rank: int | None = None
-        self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+        self.frames = MessageSplitter(HANDSHAKE, keys.ADMISSION_BYTES)
 
     @property
     def hello_accepted(self) -> bool:
@@ -94,18 +94,20 @@ class Peer:
             limit = allowed - self.stream.received
         data = self.stream.receive(limit, drain=False)
         if tls.established and self.handshake.state is State.IDLE:
-            self.send(self.handshake.begin(Channel(tls.own_key_digest, tls.peer_key_digest, tls.exporter())))
+            self.send(self.handshake.begin(TlsValues(tls.own_key_digest, tls.peer_key_digest, tls.exporter())))
         else:
             self.flush()  # TLS's own messages
         self.frames.feed(data)
 
     def check_cost(self) -> None:
         """Check the limits of an unauthenticated peer, after its messages were handled. Raises ProtocolError."""
+        if self.proof_accepted:
+            return
         if not self.stream.tls.established and self.stream.received >= keys.TLS_HANDSHAKE_BYTES:
             raise ProtocolError(f"sent {keys.TLS_HANDSHAKE_BYTES} bytes before TLS was established")
-        if self.rank is None and self.stream.received >= keys.ADMISSION_BYTES:
+        if self.stream.received >= keys.ADMISSION_BYTES:
             raise ProtocolError(f"sent {keys.ADMISSION_BYTES} bytes before it was admitted")
-        if self.rank is None and self.cpu_seconds >= keys.ADMISSION_CPU_SECONDS:
+        if self.cpu_seconds >= keys.ADMISSION_CPU_SECONDS:
             raise ProtocolError(f"used {keys.ADMISSION_CPU_SECONDS} s of CPU time before it was admitted")
 
     def become_neighbour(self, rank: int, world_size: int, outage: float) -> None:

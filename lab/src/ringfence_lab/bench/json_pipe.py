@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG: Final = 1
 Message = dict[str, Any]
 
 
-class Channel:
+class JsonPipe:
     """One endpoint of a socket pair."""
 
     def __init__(self, stream: socket.socket) -> None:
@@ -50,7 +50,7 @@ def run_worker(make: Callable[[Message], object]) -> NoReturn:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != config["parent"]:
         os._exit(1)
-    channel = Channel(socket.socket(fileno=config["channel"]))
+    channel = JsonPipe(socket.socket(fileno=config["channel"]))
     try:
         worker = make(config)
         while (message := channel.receive()) is not None:
