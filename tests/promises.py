@@ -1,14 +1,8 @@
-"""The promises of tests/promises.toml, the tests that are marked with them, and the page that lists both.
-
-python -m tests.promises            write docs/security/coverage.md
-python -m tests.promises --check    fail if that page is stale, a promise has no test or a marker names no promise
-"""
+"""The promises of tests/promises.toml and the tests that are marked with them; docs/security/coverage.md lists both."""
 
 from __future__ import annotations
 
-import argparse
 import ast
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,19 +10,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "tests/promises.toml"
-PAGE = ROOT / "docs/security/coverage.md"
 MARKER = "pytest.mark.promise"
-OPENING = """\
-<!-- Written by scripts/promises from tests/promises.toml and the tests. Do not edit. -->
-# Coverage: promises and their tests
-
-Each row is one promise and the tests that attack it or check it. A test is listed because it carries
-`@pytest.mark.promise("…")` with that text; its name is written as words here. CI fails if a promise has no test or if this
-page is stale.
-
-A test shows that the listed attacks fail, not that every attack fails. [Threat model](threat-model.md) states the assumptions
-behind this page, and [Limitations](limitations.md) what is not protected.
-"""
 
 
 class Promise(NamedTuple):
@@ -98,9 +80,9 @@ def problems(listed: Sequence[Section], tests: Mapping[str, Sequence[str]]) -> l
     ]
 
 
-def page(listed: Sequence[Section], tests: Mapping[str, Sequence[str]]) -> str:
-    """Return the page of promises and tests, in Markdown."""
-    lines = [OPENING]
+def tables(listed: Sequence[Section], tests: Mapping[str, Sequence[str]]) -> str:
+    """Return the tables of promises and tests, in Markdown."""
+    lines = []
     for section in listed:
         lines += [f"## {section.title}\n"]
         lines += [f"{section.note}\n"] if section.note else []
@@ -119,25 +101,3 @@ def _names(tests: Sequence[str]) -> str:
         path, _, name = test.removeprefix("tests/").partition("::")
         files.setdefault(path, []).append(name.replace("test_", "", 1).replace("::", ": ").replace("_", " "))
     return "<br>".join(f"`{path}`: {'; '.join(names)}" for path, names in files.items())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it; return the exit status."""
-    parser = argparse.ArgumentParser(prog="scripts/promises", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page would change")
-    options = parser.parse_args(arguments)
-    listed, tests = sections(), marked_tests()
-    found = problems(listed, tests)
-    text = page(listed, tests)
-    if options.check and (not PAGE.is_file() or PAGE.read_text() != text):
-        found.append(f"{PAGE.relative_to(ROOT)} is stale: run scripts/promises")
-    for problem in found:
-        print(problem, file=sys.stderr)
-    if not options.check and not found:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(text)
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

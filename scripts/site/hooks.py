@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages that lie outside of docs/, links that lead there, and Mermaid from this site.
+"""MkDocs hooks: generated parts, pages that lie outside of docs/, links that lead there, and Mermaid from this site.
 
 The documents link to each other as files of the repository, so that they also work there. On the site, a link to another
 page becomes a link to that page, and a link to any other file of the repository leads to the repository.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,10 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 ROOT: Final = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
+
+from scripts.site import reference  # noqa: E402
+
 REPOSITORY: Final = "https://github.com/ringfence/ringfence"
 MERMAID: Final = "assets/mermaid.min.js"
 OUTSIDE: Final = {  # a file of the repository, and the page it becomes
@@ -46,13 +51,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead every relative link to a page of the site, or else to the repository."""
+    """Make the generated parts; lead every relative link to a page of the site, or else to the repository."""
     source = Path(page.file.abs_src_path or "").resolve().relative_to(ROOT)
 
     def led(match: re.Match[str]) -> str:
         return match[1] + target(match[2], source, page.file.src_uri, files) + match[3]
 
-    parts = _FENCE.split(markdown)
+    parts = _FENCE.split(reference.filled(markdown))
     return "".join(part if part.startswith("```") else _LINK.sub(led, part) for part in parts)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
 from ringfence.config.settings import KNOWN
+from scripts.site import reference
 
 ROOT = Path(__file__).parents[2]
 SINGLE = (".pre-commit-config.yaml", "conftest.py", "mkdocs.yml", "pyproject.toml", "setup.py")
@@ -33,8 +35,7 @@ def test_every_setting_is_documented() -> None:
         for file in (ROOT / folder).rglob("*.py")
         for name in pattern.findall(file.read_text())
     }
-    documented = set(pattern.findall((ROOT / "docs/reference/settings.md").read_text()))
-    assert used == documented == set(KNOWN)
+    assert used == set(KNOWN)
 
 
 def test_nothing_installs_ringfence_by_its_name_alone() -> None:
@@ -60,7 +61,7 @@ def test_what_is_said_to_be_installed_is_what_the_project_asks_for() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+    for target in re.findall(r"\]\(([^)]+)\)", with_parts(document)):
         path, _, anchor = target.partition("#")
         if path.startswith("https://"):
             continue
@@ -69,8 +70,14 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors_in(goal), f"{target}: no such heading"
 
 
+@functools.cache
+def with_parts(document: Path) -> str:
+    """The text as the site shows it."""
+    return reference.filled(document.read_text())
+
+
 def anchors_in(document: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", with_parts(document), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 

@@ -1,4 +1,4 @@
-"""Every promise has a test, every marker names a promise, and docs/security/coverage.md lists both."""
+"""Every promise has a test, and every marker names a promise."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import promises
-from tests.promises import Promise, Section, marked_tests, page, problems, sections
+from tests.promises import Promise, Section, marked_tests, problems, sections, tables
 
 LISTED = [Section("Links", (Promise("Frames are sealed.", "Headers are not."), Promise("Nonces are fresh.")))]
 
@@ -26,10 +25,6 @@ def test_every_promise_has_a_test_and_every_marker_a_promise() -> None:
 def test_there_are_promises_in_every_section() -> None:
     assert len(sections()) >= 9
     assert all(section.promises for section in sections())
-
-
-def test_the_page_is_up_to_date() -> None:
-    assert promises.PAGE.read_text() == page(sections(), marked_tests()), "run scripts/promises"
 
 
 def test_a_promise_without_a_test_is_a_problem(tmp_path: Path) -> None:
@@ -67,17 +62,4 @@ def test_a_marker_that_is_no_plain_text_raises(tmp_path: Path) -> None:
 
 def test_the_page_shows_promise_limits_and_tests(tmp_path: Path) -> None:
     tests = marked(tmp_path, '@pytest.mark.promise("Frames are sealed.")\ndef test_frames() -> None: ...\n')
-    assert "| **Frames are sealed.**<br>Headers are not. | `test_some.py`: frames |" in page(LISTED, tests)
-
-
-def test_check_fails_on_a_stale_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stale = tmp_path / "coverage.md"
-    stale.write_text(promises.PAGE.read_text().replace("wire", "wires", 1))
-    monkeypatch.setattr(promises, "ROOT", tmp_path)
-    monkeypatch.setattr(promises, "PAGE", stale)
-    assert promises.main(["--check"]) == 1
-    assert "coverage.md is stale: run scripts/promises" in capsys.readouterr().err
-    assert promises.main([]) == 0
-    assert promises.main(["--check"]) == 0
+    assert "| **Frames are sealed.**<br>Headers are not. | `test_some.py`: frames |" in tables(LISTED, tests)

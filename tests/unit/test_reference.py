@@ -6,7 +6,6 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,8 @@ from ringfence import cli
 from ringfence.admission.policy_file import key_reference, policy_file
 from ringfence.admission.policy_file.key_reference import FORMS, REQUIRED, PolicyKey
 from ringfence.admission.proofs import kinds, tdx
-from ringfence.config.settings import KNOWN
-from ringfence.config.settings_reference import SETTINGS
-from scripts import reference_pages
+from scripts.site import reference
 from tests.unit.policy_readers import readers
-
-ROOT = Path(__file__).parents[2]
 
 
 def keys_read_by(reader: Callable[..., object], variable: str) -> dict[str, tuple[str, bool]]:
@@ -54,13 +49,7 @@ def test_the_key_reference_matches_the_reader_of_a_policy() -> None:
     assert list(key_reference.KINDS) == list(kinds.KINDS)
 
 
-def test_the_settings_reference_has_every_setting_once() -> None:
-    names = [setting.name for setting in SETTINGS]
-    assert sorted(names) == sorted(KNOWN)
-
-
 def test_the_page_of_commands_has_every_command() -> None:
-    page = (ROOT / "docs/reference/commands.md").read_text()
-    names = {parser.prog for parser in reference_pages.parsers(cli._parser())}
+    names = {parser.prog for parser in reference.parsers(cli._parser())}
     assert len(names) > 20
-    assert not {name for name in names if f"\n## {name}\n" not in page}
+    assert not {name for name in names if f"\n## {name}\n" not in reference.commands()}

@@ -1,26 +1,7 @@
 """The settings of one worker, from RINGFENCE_* environment variables.
 
-RINGFENCE_POLICY            the policy file; default: every worker with the shared secret is admitted
-RINGFENCE_SECRET_FILE       the shared secret, made by `ringfence secret new FILE`
-RINGFENCE_CERTIFICATE_FILE  this worker's certificate, with the intermediates below its authority
-RINGFENCE_KEY_FILE          the key of that certificate
-RINGFENCE_SPIFFE_SOCKET     the SPIFFE Workload API that provides certificate and key instead of files
-RINGFENCE_VCEK_FILE         the certificate of this SEV-SNP machine's key, where the host does not provide it
-RINGFENCE_TOKEN_COMMAND     prints a verifier's token for the nonce in its last argument
-RINGFENCE_RUN_ID            default: TORCHELASTIC_RUN_ID, else "none"
-RINGFENCE_GENERATION        default: TORCHELASTIC_RESTART_COUNT, else "0"
-RINGFENCE_INTERFACE         name or address to listen on; default: the one that reaches MASTER_ADDR, or else the store
-RINGFENCE_PORTS             "20000-20100": listen only there; default: any port
-RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that differs from what is bound
-RINGFENCE_REQUIRE           "1": refuse process groups of other backends; read by guard.py, at `import torch`
-RINGFENCE_JOIN_TIMEOUT      seconds until the run must have formed; default: 300, and never more than torch's own timeout
-RINGFENCE_OUTAGE_TIMEOUT    seconds without an answer until a worker counts as lost; default: 300
-RINGFENCE_CHANNELS          connections and threads of a link between machines; default: 1. Rank 0's applies to the run
-RINGFENCE_DATAPLANE         which data plane moves the bytes; read by dataplane/native.py
-RINGFENCE_METRICS_FILE      where to write counters for Prometheus; {rank} in it is replaced
-RINGFENCE_STAGE_TIMES       "1": record the time of each stage of the data plane
-
-Any other name with this prefix is an error: a policy under a misspelt name would be no policy.
+settings_reference.py declares them and says what each means. Any other name with this prefix is an error: a policy under a
+misspelt name would be no policy.
 """
 
 from __future__ import annotations
@@ -53,6 +34,7 @@ from ringfence.config.private_files import (
     read_private,
     read_unshared,
 )
+from ringfence.config.settings_reference import SETTINGS
 from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.evidence import workload_api
 from ringfence.release import PAGES
@@ -60,33 +42,8 @@ from ringfence.release import PAGES
 PREFIX: Final = "RINGFENCE_"
 _NEAR: Final = 0.88  # likeness of a misspelt prefix: one letter is wrong, missing or too many
 DATAPLANE: Final = "RINGFENCE_DATAPLANE"
-CREDENTIALS: Final = (
-    "RINGFENCE_POLICY",
-    "RINGFENCE_SECRET_FILE",
-    "RINGFENCE_CERTIFICATE_FILE",
-    "RINGFENCE_KEY_FILE",
-    "RINGFENCE_SPIFFE_SOCKET",
-    "RINGFENCE_VCEK_FILE",
-    "RINGFENCE_TOKEN_COMMAND",
-)
-KNOWN: Final = (
-    *CREDENTIALS,
-    "RINGFENCE_RUN_ID",
-    "RINGFENCE_AGENT",
-    "RINGFENCE_GENERATION",
-    "RINGFENCE_INTERFACE",
-    "RINGFENCE_PORTS",
-    "RINGFENCE_ADVERTISE",
-    "RINGFENCE_REQUIRE",
-    "RINGFENCE_JOIN_TIMEOUT",
-    "RINGFENCE_OUTAGE_TIMEOUT",
-    "RINGFENCE_CHANNELS",
-    "RINGFENCE_METRICS_FILE",
-    "RINGFENCE_STAGE_TIMES",
-    "RINGFENCE_SAME_HOST",
-    "RINGFENCE_SIM_DEVICES",
-    DATAPLANE,
-)
+KNOWN: Final = tuple(setting.name for setting in SETTINGS)
+CREDENTIALS: Final = tuple(setting.name for setting in SETTINGS if setting.credential)
 
 
 @dataclass(frozen=True)
@@ -183,7 +140,7 @@ def _same_host(environ: Mapping[str, str]) -> str:
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    """Raise ConfigurationError for a misspelt or former name: a run that lacks its policy would admit others."""
+    """Raise ConfigurationError for a misspelt name: a run that lacks its policy would admit others."""
     unknown = sorted(name for name in environ if name not in KNOWN and _is_meant_for_us(name))
     if unknown:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What each environment variable means, as data: `scripts/reference` writes the table of docs/reference/settings.md from it."""
+"""Every environment variable of ringfence, declared once: settings.py knows no other, and the documentation lists these."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ class Setting(NamedTuple):
     meaning: str
     default: str
     per_worker: str = "no"  # whether workers of one run may have different values
+    credential: bool = False  # says who may join, or proves who this worker is
 
 
 SETTINGS: Final = (
@@ -20,6 +21,7 @@ SETTINGS: Final = (
         "Path of the [policy file](policy.md), which says who may join. An empty value is an error.",
         "no policy, so that the shared secret admits a worker",
         "path only",
+        credential=True,
     ),
     Setting(
         "RINGFENCE_SECRET_FILE",
@@ -27,6 +29,7 @@ SETTINGS: Final = (
         "that has a rule with `[admit.secret]`. Only the owner may have access to the file.",
         "none",
         "path only",
+        credential=True,
     ),
     Setting(
         "RINGFENCE_CERTIFICATE_FILE",
@@ -34,12 +37,14 @@ SETTINGS: Final = (
         "[certificates](../guides/admit-by-certificate.md).",
         "none",
         "yes",
+        credential=True,
     ),
     Setting(
         "RINGFENCE_KEY_FILE",
         "Path of the certificate's private key in PEM form, not encrypted. Only the owner may have access to the file.",
         "none",
         "yes",
+        credential=True,
     ),
     Setting(
         "RINGFENCE_SPIFFE_SOCKET",
@@ -48,6 +53,7 @@ SETTINGS: Final = (
         '(`pip install ".[spiffe]"` in a clone).',
         "none",
         "yes",
+        credential=True,
     ),
     Setting(
         "RINGFENCE_VCEK_FILE",
@@ -55,6 +61,7 @@ SETTINGS: Final = (
         "pass the certificate to its guests. For policies that ask for SEV-SNP.",
         "the certificate that the host provides, on Azure its metadata service",
         "yes",
+        credential=True,
     ),
     Setting(
         "RINGFENCE_TOKEN_COMMAND",
@@ -62,6 +69,7 @@ SETTINGS: Final = (
         "connection attempt, and has 20 seconds. For policies that ask for tokens.",
         "none",
         "yes",
+        credential=True,
     ),
     Setting(
         "RINGFENCE_RUN_ID",

@@ -1,4 +1,4 @@
-"""What each key of a policy means, as data: `scripts/reference` writes the tables of docs/reference/policy.md from it.
+"""What each key of a policy means, as data: the site makes the tables of docs/reference/policy.md from it.
 
 The readers of the tables are `policy_file.read_policy` and `read_rules` of each kind of proof; a test compares their keys,
 forms and which of them are required with what stands here.

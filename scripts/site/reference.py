@@ -1,7 +1,7 @@
-"""`scripts/reference`: the generated parts of docs/reference, from the code; or, with --check, whether they are fresh.
+"""Parts of pages that the site makes from the code, between `<!-- reference: NAME -->` and `<!-- end of reference -->`.
 
-A part stands between `<!-- reference: NAME -->` and `<!-- end of reference -->`. Commands come from argparse, at 80 columns;
-settings and policy keys from the tables next to their readers; errors from the classes and their docstrings.
+Commands come from argparse, at 80 columns; settings and policy keys from their declarations; errors from the classes and their
+docstrings; promises from tests/promises.toml and the markers of tests.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from ringfence import cli, errors
@@ -19,10 +17,8 @@ from ringfence.admission.policy_file import key_reference
 from ringfence.admission.policy_file.key_reference import FORMS, PolicyKey
 from ringfence.config.settings_reference import SETTINGS
 from scripts import generated
+from tests import promises
 
-ROOT: Final = Path(__file__).parents[1]
-FOLDER: Final = ROOT / "docs" / "reference"
-PAGES: Final = ("commands.md", "settings.md", "policy.md", "errors.md")
 COLUMNS: Final = "80"
 
 
@@ -91,6 +87,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "commands": commands,
     "settings": settings,
     "errors": error_classes,
+    "promises": lambda: promises.tables(promises.sections(), promises.marked_tests()),
     "policy-top": lambda: keys(key_reference.TOP),
     "policy-vtpm": lambda: keys(key_reference.VTPM),
     **{f"policy-{kind}": lambda kind=kind: keys(key_reference.KINDS[kind]) for kind in key_reference.KINDS},  # type: ignore[misc]
@@ -98,26 +95,5 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
 
 
 def filled(text: str) -> str:
-    """The page with each of its parts made anew; a marker that names no part is a mistake."""
+    """The page with each of its parts; a marker that names no part is a mistake."""
     return generated.filled(text, "reference", lambda name: PARTS[name]())
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/reference", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
-    check = parser.parse_args().check
-    texts = {FOLDER / name: (FOLDER / name).read_text() for name in PAGES}
-    stale = {path: fresh for path, text in texts.items() if (fresh := filled(text)) != text}
-    for path, fresh in stale.items():
-        if check:
-            print(f"{path.relative_to(ROOT)} is stale: run scripts/reference")
-        else:
-            path.write_text(fresh)
-            print(f"wrote {path.relative_to(ROOT)}")
-    if not stale:
-        print("the reference pages are fresh")
-    return 1 if check and stale else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
