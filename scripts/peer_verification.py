@@ -18,8 +18,8 @@ import time
 import torch
 
 from ringfence.admission.peer_verification import PeerVerifier
-from ringfence.transport.in_memory import Pipe
 from ringfence_lab.bench.machine import facts
+from tests.in_memory_network import Pipe
 from tests.memory_cluster import World, broadcast
 from tests.unit.peer_verification_samples import TECHNOLOGIES, Technology, circle
 

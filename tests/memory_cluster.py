@@ -21,7 +21,7 @@ from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Network, Platform
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.peer_verification import LinkVerifier
-from ringfence.transport.in_memory import Pipe, Wires
+from tests.in_memory_network import Pipe, Wires
 
 
 class MemoryEdge:

@@ -12,10 +12,10 @@ from ringfence.collectives import Thresholds
 from ringfence.errors import AbortedError, MismatchError, RingfenceError
 from ringfence.keys import Secret
 from ringfence.link.frames import FORWARD_OVERHEAD
-from ringfence.transport.in_memory import Pipe
 from tests.attack.attacker import Attack, Attacker, AttackPlan, Recording
 from tests.attack.trials import KINDS, CheckedRequest, GroupCall, submit
 from tests.attack.wire_messages import Wire
+from tests.in_memory_network import Pipe
 from tests.memory_cluster import World
 
 SEGMENT = 256

@@ -19,8 +19,8 @@ from ringfence.collectives import Thresholds
 from ringfence.errors import AuthenticationError
 from ringfence.keys import TAG_BYTES, Secret
 from ringfence.link.frames import HEADER_BYTES, Type
-from ringfence.transport.in_memory import Pipe
 from tests.attack.wire_messages import Kind, MessageSplitter
+from tests.in_memory_network import Pipe
 from tests.memory_cluster import World, broadcast
 
 BLOCK = 16

@@ -10,8 +10,8 @@ import torch
 from ringfence import keys
 from ringfence.collectives import Thresholds
 from ringfence.link.frames import HEADER_BYTES, Type
-from ringfence.transport.in_memory import Pipe
 from tests.attack.wire_messages import Kind, MessageSplitter
+from tests.in_memory_network import Pipe
 from tests.memory_cluster import World, broadcast
 
 SIZE, HONEST = 4, 1

@@ -12,7 +12,7 @@ from ringfence.dataplane.request import CollectiveRequest
 from ringfence.errors import AbortedError, AdmissionError, AuthenticationError, ProtocolError
 from ringfence.link.frames import Type
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
-from ringfence.transport.in_memory import Pipe
+from tests.in_memory_network import Pipe
 from tests.memory_cluster import World, all_reduce
 from tests.unit.peer_verification_samples import LIES, Circle, Lie, circle
 

@@ -14,8 +14,8 @@ from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES, Secret
 from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Lane, LinkHello
 from ringfence.runtime import acceptor
-from ringfence.transport.in_memory import MemoryStream, Pipe
 from tests.attack.test_peer_verification import SIZE, honest, submit_all_reduce
+from tests.in_memory_network import MemoryStream, Pipe
 from tests.memory_cluster import World
 from tests.unit.test_pending import answer, settle
 

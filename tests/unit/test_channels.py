@@ -35,7 +35,7 @@ from ringfence.runtime.events import Network
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.links import Arrival
 from ringfence.session.session import Session, _check_channels, _proposed
-from ringfence.transport.in_memory import Pipe
+from tests.in_memory_network import Pipe
 from tests.memory_cluster import World, all_reduce, broadcast
 
 SMALL = 1 << 16  # channel_bytes of the clusters below

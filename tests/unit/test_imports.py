@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -254,3 +255,10 @@ def test_import_ringfence_needs_no_torch() -> None:
         f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\nsys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_every_package_says_what_its_modules_are_for() -> None:
+    for file in PACKAGE.rglob("*/__init__.py"):
+        said = ast.get_docstring(ast.parse(file.read_text())) or ""
+        here = {each.stem for each in file.parent.glob("*.py")} - {"__init__"}
+        assert not {name for name in here if not re.search(rf"\b{name}\b", said)}, file.parent

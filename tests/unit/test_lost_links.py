@@ -19,7 +19,7 @@ from ringfence.keys import (
 )
 from ringfence.link.frames import HOP_OVERHEAD
 from ringfence.link.hello import Lane, LinkHello
-from ringfence.transport.in_memory import Pipe
+from tests.in_memory_network import Pipe
 from tests.memory_cluster import World, all_reduce, broadcast
 from tests.unit.runtime_calls import transfer
 from tests.unit.test_pending import shake_hands

@@ -18,7 +18,7 @@ from ringfence.keys import (
 from ringfence.link.frames import Call
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Lane, LinkHello, Reply, write_hello
 from ringfence.runtime.communicator import group_digest
-from ringfence.transport.in_memory import MemoryStream, Pipe
+from tests.in_memory_network import MemoryStream, Pipe
 from tests.memory_cluster import World
 from tests.unit.runtime_calls import submit_everywhere
 

@@ -19,7 +19,7 @@ from ringfence.errors import (
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
 from ringfence.runtime.control import Closed, ControlMessage
-from ringfence.transport.in_memory import Pipe
+from tests.in_memory_network import Pipe
 from tests.memory_cluster import World, all_reduce, broadcast
 from tests.unit.runtime_calls import TABLES, Bound, bind, submit_everywhere
 

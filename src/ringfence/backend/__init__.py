@@ -10,6 +10,7 @@ collective.py, transfers.py, sparse.py   the calls, under torch's names
 overloads.py        the forms in which torch calls them
 binding.py          tensors bound to the memory of a schedule
 work.py             `Work`: waits for requests
+sealed_group.py     the sealed group that these methods make up
 inside.py           groups inside one machine that a policy permits without sealing
 sealed_store.py     a store inside a session
 observe.py, trace.py, ranges.py   profiler and flight recorder

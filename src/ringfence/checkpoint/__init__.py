@@ -3,6 +3,15 @@
     anchor = ringfence.checkpoint.save(state, "checkpoints/step-100", key="checkpoint.key", step=100)
     ringfence.checkpoint.load(state, "checkpoints/step-100", key="checkpoint.key", anchor=anchor)
 
+    saving.py, loading.py                   `save`, `async_save`, `load`, `load_all`
+    writer.py, reader.py, planners.py       the same for torch.distributed.checkpoint, without pickle
+    opening.py, index.py                    what is verified first: the index, and where each item is
+    envelope.py, key_wrap.py                a sealed file's header, and the keys that wrap its key
+    streams.py                              sealed streams; tensors.py, values.py: what is in them
+    storage.py                              where they are: folder.py, fsspec_storage.py
+    ranks.py                                the ranks that save or load together
+    sealed_file.py                          `sealed_open`
+
 The format is in spec/checkpoint.md. `save`, `async_save`, `load` and `load_all` need torch, which is imported when they are
 first used.
 """

@@ -1,4 +1,15 @@
-"""The `ringfence` command: write policies and credentials, check this machine, see the protection work, measure its cost."""
+"""The `ringfence` command: write policies and credentials, check this machine, see the protection work, measure its cost.
+
+run.py                     `run`: the launcher
+secret.py, certificate.py  commands for credentials; dev_ca.py, a small authority
+policy.py                  `policy`; templates.py, weak_rules.py, revocation_views.py
+evidence.py                `evidence`; evidence_views.py
+checkpoint.py              `checkpoint`; checkpoint_convert.py, checkpoint_keys.py, checkpoint_views.py
+doctor.py, checks/         `doctor` and its checks; one_worker.py, the process that it starts
+demo/, selftest/           two commands that start workers; requirements.py checks that they can
+further_commands.py        commands of other distributions, as the lab
+terminal.py                lines, colours and progress on a terminal; __main__.py
+"""
 
 from __future__ import annotations
 

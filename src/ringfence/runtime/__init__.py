@@ -2,14 +2,15 @@
 
 link_keys           the keys that links are made from
 events              what lower layers are given: shared values, and the protocol through which they report
-connection          links: dialling, link handshake, closing
+links               dialling, link handshake, closing
 same_machine        two workers prove to each other that they are on one machine
 peer_verification   two workers verify each other before their first link
 pending             accepted connections that are not authenticated yet
 acceptor            pending connections, peer verifications, and connections for groups not created yet
-point_to_point      transfers and tag matching
-communicator        the links and the collectives of one process group
+point_to_point      transfers; tag_matching
+communicator        the links and the collectives of one process group; channels, its further connections
+control             messages between neighbours of the admission tree
 registry, requests, timers, aborts, counters   the parts of the engine's state
 engine              wires all of them; aborts the session on a failure
-progress            drives the engine over TCP; gil_switch, stages
+progress            drives the engine over TCP; gil_switch, stages, staging_times
 """

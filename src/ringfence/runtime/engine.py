@@ -3,6 +3,16 @@
 It owns no thread and no socket. Its driver (`progress.ProgressLoop` over TCP, or a test in memory) calls `run_ready` after
 streams have changed and `expire` when time has passed. A failure of any link ends the session on this worker and, through
 the control edges, on every other worker.
+
+The way of a collective, with its four queues (docs/concepts/architecture.md follows it from torch to the socket):
+
+    1. any thread      ProgressLoop._submitted   what other threads ask the driving thread to do
+    2. driving thread  Communicator._waiting     the collectives of a group, in the order of the calls
+    3. driving thread  Endpoint.queue            executions of passes, one queue for each link and direction
+    4. driving thread  Engine.ready              links with something to do; `run_ready` serves them until none is left
+
+A link that its socket blocks waits in `Engine.blocked` until epoll reports it. Exactly one thread drives: the one that holds
+`ProgressLoop._lock`. Everything here runs in it, and takes no other lock. Channels have engines and threads of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""`ringfence demo`: what a network sees of a tensor with Gloo and with ringfence, and what a flipped bit causes."""
+"""`ringfence demo`: what a network sees of a tensor with Gloo and with ringfence, and what a flipped bit causes.
+
+workers.py, worker.py  the two workers, from here and from inside
+capture.py, relay.py   who listens: a capture of the loopback, and a relay that can flip a bit
+viewer.py              bytes as text
+"""
 
 from __future__ import annotations
 

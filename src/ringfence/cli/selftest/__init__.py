@@ -1,4 +1,11 @@
-"""`ringfence selftest`: tests collectives on this machine's accelerator: right numbers, order of streams, failure, speed."""
+"""`ringfence selftest`: tests collectives on this machine's accelerator: right numbers, order of streams, failure, speed.
+
+catalogue.py                                                              every check, with its meaning
+workers.py, worker.py, runner.py                                          the workers, and the order in which they check
+conformance.py, order.py, soak.py, speed.py, failure.py, confidential.py  the checks; outcome.py, how one ended
+confidential_mode.py, device.py                                           what is known of the device
+results.py, text.py, page.py                                              the report: as data, as text, as a page
+"""
 
 from __future__ import annotations
 

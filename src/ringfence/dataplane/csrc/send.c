@@ -3,6 +3,19 @@
 #include "shared.h"
 #include "transfer.h"
 
+/* The way of a segment from a tensor to the socket. All of it runs in the thread that drives the engine, which holds the
+ * interpreter's lock, except around the system calls on large pieces (release_gil); nothing here takes another lock.
+ *
+ *   1. serve.c          takes a link that is ready, and calls `send_some`
+ *   2. put_next         the step at the head of the link's queue, if the steps that it waits for are done
+ *   3. seal_frame       reads the link's counter, writes the header, and lets link/seal.py seal the payload into a segment of
+ *                       the pool; ciphertext that is only forwarded keeps its origin's seal and gets a new header
+ *      share_segment    inside one machine: copies the payload to a slot of shared memory, and sends a header only
+ *   4. endpoint_flush   writes to the socket. If it takes less, the link waits in Engine.blocked
+ *   5. execution_advance   with its last segment the step is done: steps that wait for it become ready, and their links
+ *
+ * receive.c is the way back. */
+
 /* Write a frame's header and seal its payload, for this hop or as the origin. `in_place`: the segment already holds the
  * payload. */
 static int seal_payload(Execution *self, int index, Endpoint *link, uint64_t counter, Segment *segment, int in_place) {

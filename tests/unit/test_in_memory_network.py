@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.transport.in_memory import MemoryStream, Pipe, Wires
+from tests.in_memory_network import MemoryStream, Pipe, Wires
 
 
 class Listener:
