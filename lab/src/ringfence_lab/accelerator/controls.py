@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
 import threading
 from collections.abc import Iterator
@@ -89,6 +88,8 @@ def load(devices: int | None = None) -> None:
 def _load(devices: int | None) -> None:
     import torch
 
+    from ringfence_lab.accelerator import device_module
+
     count = _number_of_devices() if devices is None else devices
     if not 1 <= count <= MAX_DEVICES:
         raise ConfigurationError(f"the simulated accelerator has 1 to {MAX_DEVICES} devices, not {count}")
@@ -99,7 +100,7 @@ def _load(devices: int | None) -> None:
         )
     torch.ops.load_library(str(prepare()))
     torch.ops.ringfence_sim.start(count)
-    importlib.import_module("ringfence_lab.accelerator.device_module").register(DEVICE)
+    device_module.register(DEVICE)
     atexit.register(torch.ops.ringfence_sim.stop)  # before the libraries that kernels use are torn down
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from ringfence_lab.accelerator import controls
-
 Stream = torch.Stream
 Event = torch.Event
 
@@ -133,11 +131,11 @@ def empty_cache() -> None:
 
 
 def memory_allocated(device: Any = None) -> int:
-    return controls.stats().device_bytes[_index(device)]
+    return int(torch.accelerator.memory_allocated(_index(device)))
 
 
 def memory_reserved(device: Any = None) -> int:
-    return controls.stats().device_reserved_bytes[_index(device)]
+    return int(torch.accelerator.memory_reserved(_index(device)))
 
 
 def max_memory_allocated(device: Any = None) -> int:
