@@ -6,7 +6,6 @@ import errno
 import inspect
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -233,17 +232,3 @@ def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
         "azure_snp": {"crl"},
         "azure_tdx": {"collateral"},
     }
-
-
-LINKED = {"azure_snp": ("snp",), "azure_tdx": ("tdx", "azure_snp")}  # sections with the keys that tables share
-
-
-@pytest.mark.parametrize("kind", kinds.KINDS)
-def test_every_key_is_in_the_reference_under_its_table(kind: str) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "reference" / "policy.md").read_text()
-    sections = [text.split(f"## `[admit.{each}]`")[1].split("\n## ")[0] for each in (kind, *LINKED.get(kind, ()))]
-    section = "".join(sections)
-    source = "".join(map(inspect.getsource, readers(kind)))
-    forms = "text|texts|number|flag|duration|hexes|file|files|table|tables"
-    named = set(re.findall(rf'table\.(?:{forms})\(\s*"(\w+)"', source))
-    assert {name for name in named if f"`{name}`" not in section} == set()
