@@ -10,6 +10,7 @@ import argparse
 import ast
 import functools
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ ROOT: Final = Path(__file__).parents[1]
 SOURCES: Final = ("src/ringfence", "lab/src", "lab/tests", "tests", "scripts")
 TESTS: Final = ("tests/unit/", "tests/vectors/", "tests/fuzz/", "lab/tests/unit/")  # within one process
 FACADE: Final = "src/ringfence/__init__.py"  # imports the rest by name, for users; the package only reads its version
+NEAR: Final = 4  # imports between a change and a test that is worth waiting for
 # What is read and not imported, by the beginnings of paths.
 READERS: Final[Mapping[str, tuple[str, ...]]] = {
     "src/": ("tests/unit/test_imports.py", "tests/unit/test_product_seals.py"),
@@ -114,18 +116,21 @@ def starting_points(files: Iterable[str]) -> Iterator[str]:
         yield from (reader for prefix, readers in READERS.items() if file.startswith(prefix) for reader in readers)
 
 
-def reached_tests(files: Iterable[str]) -> list[str]:
-    """Return the test files that a change of these files can reach, nearest first."""
+def reached_tests(files: Iterable[str]) -> dict[str, int]:
+    """Return the test files that a change of these files can reach, nearest first, and through how many imports."""
     distance = reached_from(starting_points(files), import_graph())
     tests = [file for file in distance if file.startswith(TESTS) and Path(file).name.startswith("test_")]
-    return sorted(tests, key=lambda file: (distance[file], file))
+    return {file: distance[file] for file in sorted(tests, key=lambda file: (distance[file], file))}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/test --changed", description=__doc__)
     parser.add_argument("base", nargs="?", default="HEAD", help="the commit to compare with; otherwise the last one")
-    for test in reached_tests(changed_files(parser.parse_args().base)):
-        print(test)
+    found = reached_tests(changed_files(parser.parse_args().base))
+    near = [test for test, distance in found.items() if distance <= NEAR]
+    print("\n".join(near))
+    if len(near) < len(found):
+        print(f"{len(found) - len(near)} files are more than {NEAR} imports away: scripts/test --fast", file=sys.stderr)
 
 
 if __name__ == "__main__":

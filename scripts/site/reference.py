@@ -1,25 +1,42 @@
 """Parts of pages that the site makes from the code, between `<!-- reference: NAME -->` and `<!-- end of reference -->`.
 
-Commands come from argparse, at 80 columns; settings and policy keys from their declarations; errors from the classes and their
-docstrings; promises from tests/promises.toml and the markers of tests.
+Commands come from argparse, at 80 columns; settings from their declarations; policy keys from policy-keys.toml; errors from the
+classes and their docstrings; promises from tests/promises.toml and the markers of tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import os
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from ringfence import cli, errors
-from ringfence.admission.policy_file import key_reference
-from ringfence.admission.policy_file.key_reference import FORMS, PolicyKey
 from ringfence.config.settings_reference import SETTINGS
 from scripts import generated
 from tests import promises
 
 COLUMNS: Final = "80"
+POLICY_KEYS: Final[dict[str, list[dict[str, str]]]] = tomllib.loads(
+    (Path(__file__).parents[2] / "docs" / "reference" / "policy-keys.toml").read_text()
+)
+FORMS: Final = {  # a method of TomlTable, and what it reads
+    "text": "string",
+    "texts": "string or list",
+    "number": "integer",
+    "flag": "boolean",
+    "duration": "duration",
+    "hexes": "hex or list",
+    "file": "file",
+    "files": "file or list",
+    "contents": "file, folder or list",
+    "table": "table",
+    "tables": "list of tables",
+}
 
 
 def commands() -> str:
@@ -53,11 +70,12 @@ def settings() -> str:
     return "\n\n".join(sections)
 
 
-def keys(wanted: Sequence[PolicyKey]) -> str:
+def keys(name: str) -> str:
     """A table in a box that the site's style sheet knows."""
-    rows = [(f"`{each.name}`", FORMS[each.form], each.meaning, each.default) for each in wanted]
-    if not rows:
-        return "The table has no keys."
+    rows = [
+        (f"`{each['name']}`", FORMS[each["form"]], each["meaning"].replace("\n", " "), each.get("default", "required"))
+        for each in POLICY_KEYS[name]
+    ]
     return f'<div class="keys" markdown>\n\n{table(("key", "value", "meaning", "default"), rows)}\n\n</div>'
 
 
@@ -88,9 +106,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "settings": settings,
     "errors": error_classes,
     "promises": lambda: promises.tables(promises.sections(), promises.marked_tests()),
-    "policy-top": lambda: keys(key_reference.TOP),
-    "policy-vtpm": lambda: keys(key_reference.VTPM),
-    **{f"policy-{kind}": lambda kind=kind: keys(key_reference.KINDS[kind]) for kind in key_reference.KINDS},  # type: ignore[misc]
+    **{f"policy-{name}": functools.partial(keys, name) for name in POLICY_KEYS},
 }
 
 

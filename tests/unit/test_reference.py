@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from ringfence import cli
-from ringfence.admission.policy_file import key_reference, policy_file
-from ringfence.admission.policy_file.key_reference import FORMS, REQUIRED, PolicyKey
+from ringfence.admission.policy_file import policy_file
 from ringfence.admission.proofs import kinds, tdx
 from scripts.site import reference
+from scripts.site.reference import FORMS, POLICY_KEYS
 from tests.unit.policy_readers import readers
 
 
@@ -33,20 +33,28 @@ def keys_read_by(reader: Callable[..., object], variable: str) -> dict[str, tupl
     return found
 
 
-def described(keys: tuple[PolicyKey, ...]) -> dict[str, tuple[str, bool]]:
-    return {key.name: (key.form, key.default == REQUIRED) for key in keys}
+TABLES = {  # of policy-keys.toml, for each kind of proof
+    **{kind: (kind,) for kind in kinds.KINDS},
+    "secret": (),
+    "azure_snp": ("snp", "vtpm"),
+    "azure_tdx": ("tdx", "vtpm"),
+}
+
+
+def described(*tables: str) -> dict[str, tuple[str, bool]]:
+    return {key["name"]: (key["form"], "default" not in key) for table in tables for key in POLICY_KEYS[table]}
 
 
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_the_key_reference_matches_the_reader_of_each_table(kind: str) -> None:
     read = {name: form for reader in readers(kind) for name, form in keys_read_by(reader, "table").items()}
-    assert described(key_reference.KINDS[kind]) == read
+    assert described(*TABLES[kind]) == read
 
 
 def test_the_key_reference_matches_the_reader_of_a_policy() -> None:
-    assert described(key_reference.TOP) == keys_read_by(policy_file.read_policy, "root")
-    assert described(key_reference.RULE) == keys_read_by(policy_file._rule, "table")
-    assert list(key_reference.KINDS) == list(kinds.KINDS)
+    assert described("top") == keys_read_by(policy_file.read_policy, "root")
+    assert described("rule") == keys_read_by(policy_file._rule, "table")
+    assert {name for tables in TABLES.values() for name in tables} == POLICY_KEYS.keys() - {"top", "rule"}
 
 
 def test_the_page_of_commands_has_every_command() -> None:

@@ -2,5 +2,4 @@
 
 policy_file.py    the policy: its rules and top-level keys
 toml_table.py     a strict reader of tables: an unknown key is an error
-key_reference.py  what each key means, for the documentation
 """
