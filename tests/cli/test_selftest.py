@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ import pytest
 from ringfence.cli import main, selftest
 from ringfence.cli.selftest import catalogue, text, worker
 from ringfence.cli.selftest.device import open_device
-from ringfence.cli.selftest.page import page
 from ringfence.cli.selftest.workers import Plan, Workers
 from ringfence.errors import ConfigurationError
 from tests.cli.command import ringfence
@@ -40,28 +38,9 @@ def find_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
-class Page(HTMLParser):
-    """The text of a page, and the addresses that it loads or links to."""
-
-    def __init__(self, content: str) -> None:
-        super().__init__()
-        self.words = ""
-        self.loads: list[str] = []
-        self.links: list[str] = []
-        self.feed(content)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name in ("src", "href"):
-                (self.links if tag == "a" else self.loads).append(str(value))
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-
 @pytest.mark.nightly
 def test_every_check_passes_on_the_simulated_device(tmp_path: Path) -> None:
-    options = ("--device", "sim", "--quick", "--page", "page.html", "--report", "report.json")
+    options = ("--device", "sim", "--quick", "--report", "report.json")
     done = ringfence("selftest", *options, folder=tmp_path, timeout=240, COLUMNS="80")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"PASSED: \d+ checks with 2 workers on sim:0, sim:1", done.stdout)
@@ -74,16 +53,10 @@ def test_every_check_passes_on_the_simulated_device(tmp_path: Path) -> None:
     ]
     assert set(report["rates"]) >= {"device to host, pinned", "host to device, pageable"}
     assert all(each["ratio"] > 0 for each in report["all_reduce"])
-    content = (tmp_path / "page.html").read_text()
-    read = Page(content)
-    assert read.loads == []
-    assert "url(" not in content
-    assert "PASSED" in read.words
-    assert "simulated" in read.words
-    for text_ in (content, json.dumps(report)):
-        assert socket.gethostname() not in text_
-        assert "127.0.0.1" not in text_
-        assert str(tmp_path) not in text_
+    content = json.dumps(report)
+    assert socket.gethostname() not in content
+    assert "127.0.0.1" not in content
+    assert str(tmp_path) not in content
 
 
 @pytest.mark.usefixtures("find_tests")
@@ -97,9 +70,6 @@ def test_a_wait_that_is_left_out_is_a_failure(capsys: pytest.CaptureFixture[str]
     assert re.search(r"!! +producer +the kernel that produces.*: FAILED: worker.* wrong numbers in 1 of 1 runs", said)
     assert "Meaning: a collective reads its input before the kernel that produces it has ended." in said
     assert "What to do: Do not train on this device" in said
-    read = Page(page(report)).words
-    assert "A collective reads its input before the kernel that produces it has ended." in read
-    assert "Report what failed" in read
     assert "Confidential mode: yes\n  - torch reports pinned memory as not pinned" in said
     assert any("blocked its thread" in reason for reason in report.reasons)
 

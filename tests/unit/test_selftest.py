@@ -1,4 +1,4 @@
-"""The parts of `ringfence selftest` that need no device: signs of confidential mode, the report, the page."""
+"""The parts of `ringfence selftest` that need no device: signs of confidential mode, the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from ringfence.cli.selftest import catalogue, text
 from ringfence.cli.selftest.confidential_mode import Signs, parse, verdict
-from ringfence.cli.selftest.page import page
 from ringfence.cli.selftest.results import FAILED, PASSED, SKIPPED, CheckResult, SelftestReport, anonymous, median
 
 
@@ -73,14 +72,6 @@ def test_the_document_can_be_read_by_programs() -> None:
     assert document["schema"] == 1
     assert document["passed"] is False
     assert [each["state"] for each in document["results"]] == [PASSED, FAILED]
-
-
-def test_the_page_escapes_what_it_shows() -> None:
-    content = page(a_report(PASSED, FAILED))
-    assert "<a name" not in content
-    assert "&lt;a name &amp; more&gt;" in content
-    assert "<said>" not in content
-    assert "simulated" not in content
 
 
 def test_a_report_of_hardware_is_asked_for() -> None:

@@ -4,7 +4,7 @@ catalogue.py                                                              every 
 workers.py, worker.py, runner.py                                          the workers, and the order in which they check
 conformance.py, order.py, soak.py, speed.py, failure.py, confidential.py  the checks; outcome.py, how one ended
 confidential_mode.py, device.py                                           what is known of the device
-results.py, text.py, page.py                                              the report: as data, as text, as a page
+results.py, text.py                                                       the report: as data, as text
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from ringfence.cli import requirements, terminal
 from ringfence.cli.selftest import catalogue, text
-from ringfence.cli.selftest.page import page
 from ringfence.cli.selftest.workers import Plan
 
 if TYPE_CHECKING:
@@ -38,16 +37,15 @@ with a temporary secret, and check:
   speed        copies, sealing, an all-reduce on the device and on the host
   failure      that the loss of a worker raises an error on the others
 
-It also detects confidential mode. It takes a minute or two and 1 GB of device memory for each worker. The page and the report
-hold versions and the names of device and CPU; no names of hosts or users, no addresses, no keys.
+It also detects confidential mode. It takes a minute or two and 1 GB of device memory for each worker. The report holds
+versions and the names of device and CPU; no names of hosts or users, no addresses, no keys.
 """
 
 EXAMPLES = """\
 examples:
   ringfence selftest                           the accelerator that torch finds
   ringfence selftest --device cuda:1 --quick   a certain GPU, in half a minute
-  ringfence selftest --page selftest.html --report selftest.json
-                                               a page to read, a file to attach
+  ringfence selftest --report selftest.json    a file to attach to an issue
   ringfence selftest --only order              the order of streams alone
   ringfence selftest --device sim              a simulated device, without a GPU
 
@@ -78,7 +76,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help=f"run this section: {', '.join(catalogue.CHOICES)}; may be given several times",
     )
     selftest.add_argument("--json", action="store_true", help="print the report as JSON, progress to standard error")
-    selftest.add_argument("--page", type=Path, metavar="FILE", help="write the report as an HTML page")
     selftest.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON, to attach to an issue")
     selftest.set_defaults(run=run)
 
@@ -95,8 +92,6 @@ def run(options: argparse.Namespace) -> int:
     requirements.backend()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends workers and removes files as on Ctrl-C
     report = execute(options, Plan(options.device, options.workers, options.quick))
-    if options.page:
-        options.page.write_text(page(report), encoding="utf-8")
     if options.report:
         options.report.write_text(report.as_json() + "\n", encoding="utf-8")
     if options.json:
@@ -104,9 +99,8 @@ def run(options: argparse.Namespace) -> int:
         return 0 if report.passed else 1
     print(text.summary(report))
     print()
-    for name in ("page", "report"):
-        if path := getattr(options, name):
-            print(f"{name}: {path}")
+    if options.report:
+        print(f"report: {options.report}")
     print(text.ask_for_report(report, str(options.report or "")))
     return 0 if report.passed else 1
 
