@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from ringfence_lab.report.figure import Figure, digest
 from scripts import generated
-from scripts.page import FIGURES, RESULTS, admission, channels, costs, gpu_tee, recovery
+from scripts.page import FIGURES, RESULTS, admission, costs, gpu_tee, recovery
 
-MODULES: Final = (costs, gpu_tee, admission, channels, recovery)
+MODULES: Final = (costs, gpu_tee, admission, recovery)
 
 
 def filled(module: ModuleType, text: str, found: Any) -> str:
