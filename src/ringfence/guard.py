@@ -76,7 +76,7 @@ def install(is_ours: Callable[[Any], bool]) -> None:
         ConfigurationError: This torch lacks a function to wrap, or RINGFENCE_REQUIRE has an invalid value.
     """
     global _required_from_start
-    _required_from_start = is_required(os.environ)
+    _required_from_start = is_required(os.environ) or _required_from_start
     from torch._C import _distributed_c10d
     from torch.distributed import distributed_c10d
 

@@ -149,10 +149,10 @@ def test_no_message_if_protection_is_not_configured(folder: Path) -> None:
 
 @pytest.mark.promise("`RINGFENCE_REQUIRE=1` refuses process groups of other backends, and RPC agents.")
 def test_unsetting_the_variable_in_the_program_has_no_effect(folder: Path) -> None:
-    program = (
-        "import os, torch.distributed as dist\ndel os.environ['RINGFENCE_REQUIRE']\ndist.init_process_group('gloo')\n"
-    )
-    done = run(folder, "-c", program, RINGFENCE_REQUIRE="1")
+    """Nor has it after a group of ringfence's own, which installs the guard again."""
+    lines = ["import os, torch.distributed as dist", "del os.environ['RINGFENCE_REQUIRE']"]
+    lines += ["dist.init_process_group('ringfence')", "dist.destroy_process_group()", "dist.init_process_group('gloo')"]
+    done = run(folder, "-c", "\n".join(lines), RINGFENCE_REQUIRE="1", RINGFENCE_SECRET_FILE=str(folder / "secret"))
     assert done.returncode != 0 and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
 
 
