@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).parents[1]
 SOURCES: Final = ("src/ringfence", "lab/src", "lab/tests", "tests", "scripts")
 TESTS: Final = ("tests/unit/", "tests/vectors/", "tests/fuzz/", "lab/tests/unit/")  # within one process
 FACADE: Final = "src/ringfence/__init__.py"  # imports the rest by name, for users; the package only reads its version
-NEAR: Final = 4  # imports between a change and a test that is worth waiting for
+NEAR: Final = 2  # imports between a change and a test that is worth waiting for
 # What is read and not imported, by the beginnings of paths.
 READERS: Final[Mapping[str, tuple[str, ...]]] = {
     "src/": ("tests/unit/test_imports.py", "tests/unit/test_product_seals.py"),
