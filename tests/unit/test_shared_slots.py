@@ -305,6 +305,9 @@ def test_a_slot_of_a_ring_has_one_user_at_a_time(count: int, actions: list[str])
             return False
         return True
 
+    while act("write"):
+        continue
+    assert len(announced) == count  # all slots are lent, each once
     for action in actions:
         act(action)
     while any([act("read"), act("report"), act("hear")]):
