@@ -218,7 +218,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 # -- what can be left out --------------------------------------------------------------------------------------------
 
-_DOWN = ("_advance_lane", "fetch")  # continuations of `caller_reached` before copies to the host
+_DOWN = ("_advance_queue", "fetch")  # continuations of `caller_reached` before copies to the host
 _caller_reached = StagedCall.caller_reached
 _spread = CollectiveRequest.spread
 _copy_down, _copy_up, _end = StagedCall.copy_down, StagedCall.copy_up, StagedCall.end

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ringfence import guard
 from ringfence.log import LOGGER
 
 
@@ -27,22 +28,16 @@ def register() -> None:
                 dist.Backend.register_backend("ringfence", _create, extended_api=True, devices=["cpu", "cuda"])
             taken = dist.Backend._plugins["RINGFENCE"].creator_fn is not _create  # by another plug-in
             if taken or any(name.startswith("RINGFENCE_") for name in os.environ):
-                _install_hooks()
+                guard.install(_is_ours)
+            if os.environ.get(guard.AGENT):
+                from ringfence.launch import worker
+
+                worker.install()
     except Exception:
-        if os.environ.get("RINGFENCE_REQUIRE", "0") != "0":
+        if os.environ.get(guard.REQUIRE, "0") != "0":
             raise  # `import torch` fails with it
         # an exception would break `import torch`, also for scripts that do not use ringfence
         LOGGER.warning("the ringfence backend could not be registered", exc_info=True)
-
-
-def _install_hooks() -> None:
-    from ringfence import guard
-
-    guard.install(_is_ours)
-    if os.environ.get(guard.AGENT):
-        from ringfence.launch import worker
-
-        worker.install()
 
 
 def _create(options: Any, backend_options: Any) -> Any:
@@ -52,6 +47,6 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _is_ours(group: Any) -> bool:
-    from ringfence.backend.process_group import RingfenceProcessGroup
+    from ringfence.backend.process_group import is_ours
 
-    return isinstance(group, RingfenceProcessGroup)
+    return is_ours(group)

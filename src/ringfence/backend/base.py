@@ -50,7 +50,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._description = "undefined"
         self._store = store
         self._coalescing: list[RingfenceWork] | None = None
-        self._lanes: dict[torch.device, CallQueue] = {}
+        self._call_queues: dict[torch.device, CallQueue] = {}
         self._in_order = threading.RLock()
         self._added = _Lazy(lambda: engine.add_communicator(self._wire_name, ranks))
         self._group_rank = ranks.index(engine.rank)
@@ -206,7 +206,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         else:
             with self._in_order:  # the calls of several threads have one order in both queues
                 self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
-                staged.submit(self._lanes.setdefault(staged.device, CallQueue()))
+                staged.submit(self._call_queues.setdefault(staged.device, CallQueue()))
         return self._work([request], outputs, wake=staged is None and getattr(options, "asyncOp", True))
 
     def _stage_collective(

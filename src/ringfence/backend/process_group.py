@@ -43,6 +43,11 @@ class RingfenceProcessGroup(SealedGroup):
         sessions.remove_ended()
 
 
+def is_ours(group: Any) -> bool:
+    """Whether a process group that torch created is ringfence's."""
+    return isinstance(group, RingfenceProcessGroup)
+
+
 def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
     """Create a process group; torch calls this for the default group, and for others if the default is another backend's.
 
@@ -50,7 +55,7 @@ def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
     a session ends with the last group that uses it. From the first one on, torch is guarded in this process.
     """
     _check_torch()
-    guard.install(lambda group: isinstance(group, RingfenceProcessGroup))
+    guard.install(is_ours)
     if not sessions.any_open():
         _warn_of_untested_torch()
     try:

@@ -64,7 +64,7 @@ class StagedCollective(StagedCall):
         self.longest = longest = max((part.nbytes for slices in parts.values() for part in slices), default=0)
         self._each = max(longest, 1) if kind in _NOT_SLICED else slice_bytes(size)
         self.passes = max(1, -(-longest // self._each))
-        self._lane = CallQueue()
+        self._queue = CallQueue()
         self._next = 0
         self._left = self.passes
         self._regions: dict[int, list[tuple[torch.Tensor, Slice]]] = {}
@@ -91,9 +91,9 @@ class StagedCollective(StagedCall):
         if self._times is not None:
             self._times.ended(index)
 
-    def submit(self, lane: CallQueue) -> None:
-        """Start the call, after those of the same lane. For the caller's thread."""
-        self._lane = lane
+    def submit(self, queue: CallQueue) -> None:
+        """Start the call, after those of the same queue. For the caller's thread."""
+        self._queue = queue
         self.thread.submit(self, self._enter)
 
     # -- for the device thread ---------------------------------------------------------------------------------------
@@ -102,13 +102,13 @@ class StagedCollective(StagedCall):
         self._reports.wake()
         if self._abandoned:
             return
-        self._lane.waiting.append(self)
-        self._lane.unfinished.append(self)
+        self._queue.waiting.append(self)
+        self._queue.unfinished.append(self)
         self.watch_caller()
-        self._advance_lane()
+        self._advance_queue()
 
-    def _advance_lane(self) -> None:
-        waiting = self._lane.waiting
+    def _advance_queue(self) -> None:
+        waiting = self._queue.waiting
         while waiting and waiting[0]._fetch():
             waiting.popleft()
 
@@ -117,21 +117,21 @@ class StagedCollective(StagedCall):
         if self._abandoned:
             return True
         if not self._begun:
-            if self.reads and not self.caller_reached(self._advance_lane):
+            if self.reads and not self.caller_reached(self._advance_queue):
                 return False
             if self._follows_earlier():
-                return False  # the earlier call continues the lane when it ends
+                return False  # the earlier call continues the queue when it ends
             self.begin()
         while self._next < self.passes:
             if not self._fetch_pass(self._next):
-                self.thread.when_slot_returned(self._lane, self, self._advance_lane)
+                self.thread.when_slot_returned(self._queue, self, self._advance_queue)
                 return False
             self._next += 1
         return True
 
     def _follows_earlier(self) -> bool:
-        """Return whether an earlier call of the lane writes memory of this one, or reads what this one writes."""
-        for earlier in self._lane.unfinished:
+        """Return whether an earlier call of the queue writes memory of this one, or reads what this one writes."""
+        for earlier in self._queue.unfinished:
             if earlier is self:
                 return False
             if any(mine.overlaps(its) for mine in self.tensors for its in earlier.tensors):
@@ -150,7 +150,7 @@ class StagedCollective(StagedCall):
             return False
         if slot is not None:
             self._slots[index] = slot
-            self._lane.slots_held += 1
+            self._queue.slots_held += 1
             self._regions[index] = [
                 (slot.tensor[offset : offset + part.nbytes].view(part.tensor.dtype), part) for part, offset in joined
             ]
@@ -169,13 +169,13 @@ class StagedCollective(StagedCall):
         return True
 
     def _take_slot(self, length: int) -> Slot | None:
-        """Take a pinned slot. A lane that has none gets pageable memory, so that lanes never wait for each other."""
+        """Take a pinned slot. A queue that has none gets pageable memory, so that queues never wait for each other."""
         if not length:
             return None
         slots = self.thread.slots
         if length > SLOT_BYTES:
             return slots.pageable(length)
-        return slots.take() or (None if self._lane.slots_held else slots.pageable(length))
+        return slots.take() or (None if self._queue.slots_held else slots.pageable(length))
 
     def _upload(self, index: int) -> None:
         if self._abandoned or not self.caller_reached(lambda: self._upload(index)):
@@ -191,7 +191,7 @@ class StagedCollective(StagedCall):
         self._stage_ended(index)
         slot = self._slots.pop(index, None)
         if slot is not None:
-            self._lane.slots_held -= 1
+            self._queue.slots_held -= 1
             self.thread.slots.give(slot)
             self.thread.slot_returned()
 
@@ -201,13 +201,13 @@ class StagedCollective(StagedCall):
             self._times.finish()
             self._times = None
         self._parts = {}
-        if self in self._lane.unfinished:
-            self._lane.unfinished.remove(self)
-        self._advance_lane()
+        if self in self._queue.unfinished:
+            self._queue.unfinished.remove(self)
+        self._advance_queue()
 
     def _drop(self) -> None:
         for slot in self._slots.values():  # an execution may still refer to them
-            self._lane.slots_held -= 1
+            self._queue.slots_held -= 1
             self.thread.slots.drop(slot)
         self._slots.clear()
         self._regions.clear()
