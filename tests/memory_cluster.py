@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
-from ringfence.collectives import Buffer, Collective, Thresholds, choose
+from ringfence.backend.binding import bytes_of, dtype_code, reduction_of
+from ringfence.collectives import Buffer, Collective, Thresholds, choose, divide
+from ringfence.dataplane.buffers import as_bytes
 from ringfence.dataplane.request import CollectiveRequest, Request
 from ringfence.keys import Secret
 from ringfence.link.frames import Call
@@ -155,8 +156,9 @@ def all_reduce(
     weight, table = bytes_of(tensor), communicator.table
     schedule = choose(Collective.ALL_REDUCE, communicator.size, communicator.rank, 0, weight, table, average=average)
     call = Call(Collective.ALL_REDUCE, code, dtype_code(tensor.dtype), schedule.identifier, 0, tensor.numel())
-    parts = {Buffer.DATA: parts_of(schedule, Buffer.DATA, [tensor])}
-    return CollectiveRequest(call, deadline, tensor, schedule, parts, tensor.dtype, combine)
+    passes = divide(Collective.ALL_REDUCE, communicator.size, weight, table)
+    tensors = {Buffer.DATA: [as_bytes(tensor)]}
+    return CollectiveRequest(call, deadline, tensor, schedule, passes, tensors, tensor.dtype, combine)
 
 
 def broadcast(
@@ -167,5 +169,6 @@ def broadcast(
         Collective.BROADCAST, communicator.size, communicator.rank, root, bytes_of(tensor), communicator.table
     )
     call = Call(Collective.BROADCAST, 0, dtype_code(tensor.dtype), schedule.identifier, root, tensor.numel())
-    parts = {Buffer.DATA: parts_of(schedule, Buffer.DATA, [tensor])}
-    return CollectiveRequest(call, deadline, tensor, schedule, parts, tensor.dtype, None)
+    passes = divide(Collective.BROADCAST, communicator.size, bytes_of(tensor), communicator.table)
+    tensors = {Buffer.DATA: [as_bytes(tensor)]}
+    return CollectiveRequest(call, deadline, tensor, schedule, passes, tensors, tensor.dtype, None)

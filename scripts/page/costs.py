@@ -300,19 +300,6 @@ def machines_circumstances(edition: Edition) -> str:
     )
 
 
-def machines_counted(edition: Edition) -> str:
-    """Whether what was counted is what the schedules say, over all collectives of the study."""
-    results = edition.machines.results if edition.machines else []
-    lines = [
-        (each.predicted, line_of(each)) for each in results if PROFILED not in each.case["variants"] and each.predicted
-    ]
-    equal = sum(line is not None and line.counted == predicted for predicted, line in lines)
-    return (
-        f"In {equal} of {len(lines)} cells, the bytes that were sealed, their frames, and the bytes that stayed inside "
-        "machines are, as counted, exactly those that the schedules say."
-    )
-
-
 TIMES: Final = ("Gloo", "ringfence", "ratio", "Gloo / Gloo")
 TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "headline": headline,
@@ -352,7 +339,6 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "machines-inside": lambda edition: compared(
         ("collective", "size", "workers"), (*TIMES, "inside machines"), machines(edition, inside=True)
     ),
-    "machines-counted": machines_counted,
 }
 
 

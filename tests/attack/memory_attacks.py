@@ -21,9 +21,9 @@ from tests.memory_cluster import World
 SEGMENT = 256
 PASS = 4 * SEGMENT
 TABLES = (  # which schedules a few hundred bytes use
-    Thresholds(),  # few messages: doubling, binomial trees, Bruck
-    Thresholds(small=64, ring_slice=32, chain_slice=32),  # rings and chains
-    Thresholds(small=64, ring_slice=1 << 40, chain_slice=1 << 40),  # trees
+    Thresholds(),  # few messages: doubling, halving, binomial trees
+    Thresholds(small=64, chain_slice=32),  # rings and chains
+    Thresholds(small=64, ring_group=0, apart_bytes=128, chain_slice=1 << 40),  # halving, parts apart or not, and trees
 )
 ELEMENTS = (1, 7, 40, 150, 300)  # of one part; 300: several segments in several passes
 NO_ATTACK = AttackPlan()

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ringfence.backend.binding import dtype_code, even_parts, parts_of, reduction_of
-from ringfence.collectives import Buffer, Collective, choose
+from ringfence.backend.binding import dtype_code, reduction_of
+from ringfence.collectives import Buffer, Collective, choose, divide
+from ringfence.dataplane.buffers import as_bytes
 from ringfence.dataplane.request import POINT_TO_POINT, CollectiveRequest, Request
 from ringfence.link.frames import Call
 from ringfence.runtime.communicator import Communicator
@@ -113,10 +114,10 @@ def _send_and_receive(spec: GroupCall, communicators: Sequence[Communicator], ra
     for rank, communicator in enumerate(communicators):
         engine, mine = engine_of(communicator), payloads[rank]
         deadline = engine.clock() + SECONDS
-        send = Transfer(call, deadline, mine, parts_of(None, Buffer.DATA, [mine])[0])
+        send = Transfer(call, deadline, mine, as_bytes(mine))
         target = random_tensor(random, spec.elements)
         old = target.clone()
-        receive = Transfer(call, deadline, target, parts_of(None, Buffer.DATA, [target])[0])
+        receive = Transfer(call, deadline, target, as_bytes(target))
         engine.send(communicator, send, (rank + 1) % size)
         engine.receive(communicator, receive, (rank - 1) % size)
         checked += [
@@ -156,17 +157,18 @@ def _submit_one(
         if kind is not Collective.SCATTER or rank == root:
             parts[Buffer.INPUT] = given[:1] if kind in GATHERING else given
         if len(target):
-            parts[Buffer.OUTPUT] = even_parts(target, len(target) // spec.elements)
+            parts[Buffer.OUTPUT] = list(target.split(spec.elements))
     elements = (
         spec.elements if kind in (*WHOLE, Collective.GATHER, Collective.SCATTER) else spec.elements * communicator.size
     )
     weight = 8 * spec.elements * (1 if kind in WHOLE else communicator.size)
     code, combine, _ = reduction_of(dist.ReduceOp.SUM, torch.int64) if kind in REDUCING else (0, None, False)
-    schedule = choose(kind, communicator.size, rank, root, weight, communicator.table)
+    schedule = choose(kind, communicator.size, rank, root, weight, communicator.table, adjacent=False)
     call = Call(kind, code, dtype_code(torch.int64), schedule.identifier, root, elements)
-    bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
+    passes = divide(kind, communicator.size, 8 * spec.elements, communicator.table)
+    bound = {buffer: [as_bytes(tensor) for tensor in tensors] for buffer, tensors in parts.items()}
     deadline = communicator.context.platform.clock() + SECONDS
-    request = CollectiveRequest(call, deadline, (parts, target), schedule, bound, torch.int64, combine)
+    request = CollectiveRequest(call, deadline, (parts, target), schedule, passes, bound, torch.int64, combine)
     engine_of(communicator).submit(communicator, request)
     return request
 

@@ -10,6 +10,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,13 +18,15 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from ringfence.backend import base
 from ringfence.backend import work as work_module
 from ringfence.backend.work import RingfenceWork
-from ringfence.dataplane.request import CollectiveRequest
+from ringfence.collectives import Collective, Passes, Thresholds, passes, selection
 from ringfence.device import collective, slots, transfer
 from ringfence.device.call import StagedCall
 from ringfence.device.collective import StagedCollective
 from ringfence.device.device_thread import thread_of
+from ringfence.machines import Machines
 from ringfence_lab import accelerator
 from tests import device
 
@@ -220,7 +223,6 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 _DOWN = ("_advance_queue", "fetch")  # continuations of `caller_reached` before copies to the host
 _caller_reached = StagedCall.caller_reached
-_spread = CollectiveRequest.spread
 _copy_down, _copy_up, _end = StagedCall.copy_down, StagedCall.copy_up, StagedCall.end
 
 
@@ -285,15 +287,18 @@ FAULTS: dict[str, tuple[Any, str, Any, tuple[Scenario, ...]]] = {  # where it is
 def small_slots() -> Iterator[None]:
     """Three slots of 256 KiB, so that calls take many passes, which channels share. For a device without used slots."""
 
-    def spread(self: CollectiveRequest, channels: int, single: int) -> None:
-        _spread(self, channels, min(single, 256 << 10))
+    real = selection.divide
+
+    def divide(kind: Collective, size: int, longest: int, table: Thresholds, machines: Machines) -> Passes:
+        return real(kind, size, longest, replace(table, channel_bytes=256 << 10), machines)
 
     with (
         mock.patch.object(slots, "SLOT_BYTES", 256 << 10),
         mock.patch.object(slots, "SLOTS", 3),
         mock.patch.object(collective, "SLOT_BYTES", 256 << 10),
         mock.patch.object(transfer, "_SEGMENTS_PER_PIECE", 1),
-        mock.patch.object(CollectiveRequest, "spread", spread),
+        mock.patch.object(passes, "PASS_BYTES", 256 << 10),
+        mock.patch.object(base, "divide", divide),
     ):
         yield
 

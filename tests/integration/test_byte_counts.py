@@ -113,9 +113,7 @@ def test_workers_of_one_machine_seal_everything_or_nothing(workers: Pool, way: s
     machines = spread((1, 1, 1, 1)) if way == IN_SHARED_MEMORY else ()
     results = workers.check(counted, 4, way, args=(calls(),))
     for number, (kind, size, root) in enumerate(calls()):
-        total = Traffic()
-        for rank in range(4):
-            total = total.plus(results[rank][number])
+        total = Traffic(*(sum(results[rank][number][which] for rank in range(4)) for which in range(3)))
         assert total == traffic(kind, size, 4, machines, root=root)
         assert (total.sealed == total.wire == 0) if machines else not total.local
 

@@ -23,7 +23,7 @@ from tests.pool import Pool
 
 pytestmark = pytest.mark.processes
 
-PINNED_LIMIT = 64 << 20  # bytes for each device
+PINNED_LIMIT = 128 << 20  # bytes for each device
 LARGE = 512 << 20  # bytes
 WORLD = 4
 SEED = 14

@@ -15,18 +15,16 @@ import torch
 import torch.distributed as dist
 
 from ringfence.device.call import StagedCall
-from ringfence.device.collective import slice_bytes
 from ringfence.device.device_thread import thread_of
-from ringfence.device.slots import SLOTS
+from ringfence.device.slots import SLOT_BYTES, SLOTS
 from ringfence_lab import accelerator
 from ringfence_lab.accelerator import HeldKernel
 from tests import device
 from tests.device import FAR
 from tests.pool import Pool
 
-PARTS = 2  # of an all-reduce of two workers: each pass copies a slice of each
 PASSES = 2 * SLOTS
-SIZE = PASSES * PARTS * slice_bytes(2)  # bytes
+SIZE = PASSES * SLOT_BYTES  # bytes
 
 
 def ready() -> tuple[torch.device, torch.Tensor]:
@@ -75,9 +73,9 @@ def count_of_a_call(confidential: bool) -> dict[str, int]:
 @pytest.mark.parametrize("confidential", [False, True], ids=["normal", "confidential"])
 def test_every_byte_is_copied_once_in_each_direction(devices: Pool, confidential: bool) -> None:
     """The host waits for no copy, except in confidential mode, in which every copy blocks the thread that issues it."""
-    copied = {"bytes_down": SIZE, "bytes_up": SIZE, "copies_down": PASSES * PARTS, "copies_up": PASSES * PARTS}
+    copied = {"bytes_down": SIZE, "bytes_up": SIZE, "copies_down": PASSES, "copies_up": PASSES}
     for found in devices.check(count_of_a_call, 2, args=(confidential,), **FAR):
-        assert found == {**copied, "host_waits": 2 * PASSES * PARTS if confidential else 0}
+        assert found == {**copied, "host_waits": 2 * PASSES if confidential else 0}
 
 
 # -- copies hide behind passes ---------------------------------------------------------------------------------------
@@ -98,12 +96,12 @@ def copies_while_uploads_are_held() -> tuple[int, int]:
         work = dist.all_reduce(tensor, async_op=True)
         wait_until(lambda: accelerator.stats().copies_up > before.copies_up)
         down = accelerator.stats().copies_down - before.copies_down
-        if down == SLOTS * PARTS:
+        if down == SLOTS:
             wait_until(lambda: accelerator.stats().copies_up == before.copies_up + down)
         up = accelerator.stats().copies_up - before.copies_up
     work.wait()
     assert is_sum(tensor)
-    return down // PARTS, up // PARTS
+    return down, up
 
 
 def test_later_passes_are_copied_and_sent_while_uploads_run(devices: Pool) -> None:
@@ -128,7 +126,7 @@ def passes_sent_while_downloads_are_held(sent: int) -> bool:
     with mock.patch.object(StagedCall, "copy_down", held_after):
         before = accelerator.stats().copies_up
         work = dist.all_reduce(tensor, async_op=True)
-        wait_until(lambda: accelerator.stats().copies_up >= before + sent * PARTS)
+        wait_until(lambda: accelerator.stats().copies_up >= before + sent)
         assert not work.is_completed()
         (kernel,) = kernels
         kernel.release()

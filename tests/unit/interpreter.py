@@ -45,7 +45,7 @@ class Worker:
     lanes: list[Lane] = field(init=False)  # by step
     followers: list[list[tuple[int, bool]]] = field(init=False)  # the steps that wait for a step, by segment or not
     depth: list[int] = field(init=False)  # length of the chain of messages, by step
-    views: list[tuple[list, int, int]] = field(default_factory=list)  # of chunks: memory, begin, end
+    views: list[list[tuple[list, int]]] = field(default_factory=list)  # of chunks: where each element is
     sealed: dict[tuple[int, int, int], list] = field(default_factory=dict)  # (origin, label, segment) -> as received
 
     def __post_init__(self) -> None:
@@ -55,10 +55,10 @@ class Worker:
         scratch = [None] * offsets[-1]  # reading before writing fails
         for buffer, part, parts in self.schedule.chunks:
             if buffer == Buffer.SCRATCH:
-                self.views.append((scratch, offsets[part], offsets[part + parts]))
+                self.views.append([(scratch, at) for at in range(offsets[part], offsets[part + parts])])
             else:
-                assert parts == 1, "only scratch parts lie side by side"
-                self.views.append((self.memory[buffer, part], 0, len(self.memory[buffer, part])))
+                lists = [self.memory[buffer, each] for each in range(part, part + parts)]
+                self.views.append([(values, at) for values in lists for at in range(len(values))])
         steps = self.schedule.steps
         self.done = [0] * len(steps)
         self.depth = [0] * len(steps)
@@ -77,8 +77,7 @@ class Worker:
         return "local", self.schedule.rank, index
 
     def length(self, chunk: int) -> int:
-        _, start, end = self.views[chunk]
-        return end - start
+        return len(self.views[chunk])
 
     def ready(self, index: int) -> bool:
         """Whether the dependencies of the step's next segment are done."""
@@ -171,17 +170,15 @@ class World:
         return woken
 
     def _read(self, worker: Worker, chunk: int, segment: int) -> list:
-        memory, start, end = worker.views[chunk]
-        first = start + segment * self.segment
-        values = memory[first : min(first + self.segment, end)]
+        first = segment * self.segment
+        values = [memory[at] for memory, at in worker.views[chunk][first : first + self.segment]]
         assert None not in values, f"{worker.schedule.name}: rank {worker.schedule.rank} reads what nobody wrote"
         return values
 
     def _write(self, worker: Worker, chunk: int, segment: int, values: list) -> None:
-        memory, start, end = worker.views[chunk]
-        first = start + segment * self.segment
-        assert len(values) == min(self.segment, end - first)
-        memory[first : first + len(values)] = values
+        first = segment * self.segment
+        for (memory, at), value in zip(worker.views[chunk][first : first + self.segment], values, strict=True):
+            memory[at] = value
 
     def _seal(self, worker: Worker, step: Step, segment: int, depth: int) -> Message:
         values = self._read(worker, step.chunk, segment)

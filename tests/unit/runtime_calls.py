@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
-from ringfence.collectives import Buffer, Collective, Thresholds, choose
+from ringfence.backend.binding import bytes_of, dtype_code, reduction_of
+from ringfence.collectives import Buffer, Collective, Thresholds, choose, divide
 from ringfence.dataplane.buffers import as_bytes
 from ringfence.dataplane.request import POINT_TO_POINT, CollectiveRequest
 from ringfence.link.frames import Call
@@ -20,9 +20,12 @@ from tests.memory_cluster import World
 TABLES = {
     "as shipped": Thresholds(),
     "rings and chains": Thresholds(
-        small=0, ring_slice=0, chain_slice=0, direct_group=0, direct_part=0, bruck_group=999
+        small=0, ring_group=999, chain_slice=0, direct_group=0, direct_part=0, bruck_group=999
     ),
-    "trees": Thresholds(small=0, ring_slice=1 << 40, chain_group=0, direct_group=0, direct_part=1 << 40, bruck_group=2),
+    "trees and halving": Thresholds(
+        small=0, ring_group=0, chain_group=0, direct_group=0, direct_part=1 << 40, bruck_group=2
+    ),
+    "parts apart": Thresholds(small=0, ring_group=0, apart_bytes=0),
 }
 
 
@@ -73,13 +76,16 @@ def request(
     each = buffers[Buffer.INPUT][0] if Buffer.INPUT in buffers else first
     reducing = kind in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
     code, combine, _ = reduction_of(dist.ReduceOp.SUM, first.dtype) if reducing else (0, None, False)
+    machines = communicator.machines
     schedule = choose(
         *(kind, communicator.size, communicator.rank, root, bytes_of(each) * whole, communicator.table),
-        machines=communicator.machines,
+        adjacent=False,
+        machines=machines,
     )
     call = Call(kind, code, dtype_code(first.dtype), schedule.identifier, root, each.numel())
-    parts = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in buffers.items()}
-    return CollectiveRequest(call, deadline, buffers, schedule, parts, first.dtype, combine)
+    passes = divide(kind, communicator.size, bytes_of(each), communicator.table, machines)
+    tensors = {buffer: [as_bytes(tensor) for tensor in given] for buffer, given in buffers.items()}
+    return CollectiveRequest(call, deadline, buffers, schedule, passes, tensors, first.dtype, combine)
 
 
 Shape = tuple[dict[Buffer, list[torch.Tensor]], list[Buffer], list[torch.Tensor]]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from random import Random
 from struct import pack
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.collectives import Buffer, Collective, Thresholds, choose
+from ringfence.collectives import Collective, Thresholds
+from ringfence.collectives.passes import OF_ONE_TENSOR, PASS_BYTES, SEGMENTS_PER_PASS, in_pass, passes
 from ringfence.config.settings import Settings
-from ringfence.dataplane.request import PASS_BYTES, CollectiveRequest, Request
+from ringfence.dataplane.request import Request
 from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError, RingfenceError
 from ringfence.keys import (
     CHANNEL_LIMIT,
@@ -73,53 +75,43 @@ class Channelled(World):
         return [sum(link.payload_sent for link in each.communicators.links()) for each in engines]
 
 
-def request_of(kind: Collective, longest: int, size: int = 2, dtype: torch.dtype = torch.uint8) -> CollectiveRequest:
-    schedule = choose(kind, size, 0, 0, longest, Thresholds())
-    parts = {Buffer.DATA: [memoryview(bytearray(longest)), memoryview(bytearray(longest // 2))]}
-    return CollectiveRequest(Call(kind), 0.0, None, schedule, parts, dtype, None)
-
-
 # -- the cut ---------------------------------------------------------------------------------------------------------------
 
 
 @given(
-    st.sampled_from([Collective.ALL_REDUCE, Collective.BROADCAST, Collective.GATHER]),
-    st.integers(1, 40 << 20),
-    st.integers(2, 5),
+    st.sampled_from(Collective),
+    st.integers(0, 80 << 20),
+    st.integers(1, 20_000),
     st.integers(1, CHANNEL_LIMIT),
     st.integers(0, 4 << 20),
 )
-@settings(max_examples=60, deadline=None)
 def test_passes_cover_every_byte_once_on_alternating_channels(
     kind: Collective, longest: int, size: int, channels: int, single: int
 ) -> None:
-    request = request_of(kind, longest, size)
-    before = request.passes
-    request.spread(channels, single)
-    if channels == 1 or longest <= single:
-        assert (request.passes, request.channels) == (before, 1)
-    else:
-        assert request.passes % channels == 0 and before <= request.passes < before + channels
-        assert {request.channel(index) for index in range(request.passes)} == set(range(channels))
-    covered, next_segment = [0, 0], 0
-    for index in range(request.passes):
-        slices = request.slices(index)
-        assert slices is not None
-        for which, part in enumerate(slices[Buffer.DATA]):
-            covered[which] += len(part)
-            assert covered[which] % 4096 == 0 or covered[which] == len(request.parts[Buffer.DATA][which])
-        assert index == 0 or request.first_segment(index) >= next_segment
-        next_segment = request.first_segment(index) + segment_count(len(slices[Buffer.DATA][0]))
-        if size > 2 and kind is not Collective.GATHER:
-            assert len(slices[Buffer.DATA][0]) <= PASS_BYTES  # the bound of memory holds
-    assert covered == [longest, longest // 2]
+    number, each, used = passes(kind, size, longest, channels, single)
+    assert (number - used) * each < max(longest, 1) <= number * each
+    assert number % used == 0 and each % 64 == 0
+    if kind in (Collective.ALL_TO_ALL, Collective.BARRIER, Collective.GROUP_OPENING):
+        assert (number, used) == (1, 1)
+        return
+    assert used == (channels if longest > single else 1)
+    parts = 1 if kind in OF_ONE_TENSOR else size + 1
+    assert parts * each <= PASS_BYTES  # the bound of memory holds
+    assert segment_count(each) <= SEGMENTS_PER_PASS
 
 
-@pytest.mark.parametrize("kind", [Collective.ALL_TO_ALL, Collective.BARRIER])
-def test_some_collectives_stay_on_one_channel(kind: Collective) -> None:
-    request = request_of(kind, 8 << 20)
-    request.spread(4, 0)
-    assert (request.passes, request.channels) == (1, 1)
+@given(st.integers(0, 3000), st.integers(1, 9), st.integers(1, 900).map(lambda n: 64 * n), st.booleans())
+def test_the_passes_of_a_buffer_are_all_of_it(elements: int, parts: int, each: int, one_tensor: bool) -> None:
+    """Of one tensor, a pass is a range that is divided; otherwise it is a range of every part."""
+    kind = Collective.ALL_REDUCE if one_tensor else Collective.ALL_GATHER
+    tensor = memoryview(bytearray(Random(1).randbytes(4 * elements * (1 if one_tensor else parts))))
+    found = [bytearray() for _ in range(1 if one_tensor else parts)]
+    longest = len(tensor) // len(found)
+    for start in range(0, max(longest, 1), each):
+        for index, part in enumerate(in_pass(kind, [tensor], parts, 4, start, start + each)):
+            assert len(part) % 4 == 0
+            found[0 if one_tensor else index] += part
+    assert b"".join(found) == tensor
 
 
 # -- agreement -------------------------------------------------------------------------------------------------------------
@@ -128,7 +120,7 @@ def test_some_collectives_stay_on_one_channel(kind: Collective) -> None:
 @given(st.integers(1, CHANNEL_LIMIT), st.integers(0, 2**64 - 1))
 def test_a_table_round_trip(channels: int, single: int) -> None:
     table = Thresholds(channels=channels, channel_bytes=single)
-    assert table.to_bytes() == pack(">B10Q", 2, *astuple(table))
+    assert table.to_bytes() == pack(">B11Q", 3, *astuple(table))
     assert Thresholds.from_bytes(table.to_bytes()) == table
 
 
@@ -140,9 +132,9 @@ def test_a_table_with_a_number_that_no_link_has_is_refused(channels: int) -> Non
 
 def test_a_table_of_another_version_is_refused() -> None:
     encoded = Thresholds().to_bytes()
-    with pytest.raises(ProtocolError, match="version 1; this worker supports 2"):
+    with pytest.raises(ProtocolError, match="version 1; this worker supports 3"):
         Thresholds.from_bytes(b"\1" + encoded[1:])
-    with pytest.raises(ProtocolError, match="has 81 bytes, this one has 65"):
+    with pytest.raises(ProtocolError, match="has 89 bytes, this one has 65"):
         Thresholds.from_bytes(b"\1" + encoded[1:65])
 
 

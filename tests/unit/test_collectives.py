@@ -16,16 +16,16 @@ from tests.unit.interpreter import Deadlock, Memory, World, WrongMessage, cut
 
 Number = Callable[[Random], int | float]
 ROOTED = {i for i in ScheduleId if i.name.startswith(("BROADCAST", "REDUCE_", "GATHER", "SCATTER"))} - {
-    ScheduleId.REDUCE_SCATTER_RING,
-    ScheduleId.REDUCE_SCATTER_BRUCK,
-    ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
+    *(i for i in ScheduleId if i.name.startswith("REDUCE_SCATTER")),
 }
 REDUCING = [i for i in ScheduleId if "REDUCE" in i.name]
 UNEVEN = (
     ScheduleId.ALL_GATHER_RING,
-    ScheduleId.ALL_GATHER_BRUCK,
+    ScheduleId.ALL_GATHER_DOUBLING,
+    ScheduleId.ALL_GATHER_DOUBLING_APART,
     ScheduleId.REDUCE_SCATTER_RING,
-    ScheduleId.REDUCE_SCATTER_BRUCK,
+    ScheduleId.REDUCE_SCATTER_HALVING,
+    ScheduleId.REDUCE_SCATTER_HALVING_APART,
     ScheduleId.ALL_TO_ALL_DIRECT,
     ScheduleId.ALL_GATHER_TWO_LEVELS,
     ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
@@ -46,10 +46,11 @@ class Case:
         length: int = 5,
         number: Number | None = None,
         machines: Machines = (),
+        adjacent: bool = True,
     ) -> None:
         self.identifier, self.size, self.root, self.average = identifier, size, root, average
         make = build.__wrapped__  # without the cache, which would keep thousands of schedules alive
-        self.schedules = [make(identifier, size, rank, root, average, even, machines) for rank in range(size)]
+        self.schedules = [make(identifier, size, rank, root, average, even, machines, adjacent) for rank in range(size)]
         self.number = number or (lambda r: r.randrange(-(10**6), 10**6) * size)
         self.random = random
         self.kind = next(name for name in reversed(_KINDS) if identifier.name.startswith(name))
@@ -180,7 +181,9 @@ def test_groups_of_1_to_64(identifier: ScheduleId, exhaustive: bool) -> None:
         for root in roots(identifier, size, random):
             average = identifier in REDUCING and random.random() < 0.5
             case = Case(
-                identifier, size, random, root, average, length=random.choice((0, 1, 3, 5) if size < 24 else (0, 1, 2))
+                *(identifier, size, random, root, average),
+                length=random.choice((0, 1, 3, 5) if size < 24 else (0, 1, 2)),
+                adjacent=random.random() < 0.5,
             )
             case.run(random, segments=3 if size < 17 or size % 16 == 0 else 1)
             case.check()
@@ -190,9 +193,10 @@ def test_groups_of_1_to_64(identifier: ScheduleId, exhaustive: bool) -> None:
 def test_parts_of_different_lengths(identifier: ScheduleId) -> None:
     random = Random(identifier)
     for size in (*range(1, 18), 33):
-        case = Case(identifier, size, random, even=False, length=3)
-        case.run(random)
-        case.check()
+        for adjacent in (True, False):
+            case = Case(identifier, size, random, even=False, length=3, adjacent=adjacent)
+            case.run(random)
+            case.check()
 
 
 @settings(max_examples=300, deadline=None)
@@ -203,15 +207,16 @@ def test_parts_of_different_lengths(identifier: ScheduleId) -> None:
     length=st.integers(0, 9),
     segments=st.integers(1, 5),
     average=st.booleans(),
+    adjacent=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_any_order_of_events(
-    identifier: ScheduleId, size: int, root: int, length: int, segments: int, average: bool, seed: int
+    identifier: ScheduleId, size: int, root: int, length: int, segments: int, average: bool, adjacent: bool, seed: int
 ) -> None:
     root = root % size if identifier in ROOTED else 0
     average = average and identifier in REDUCING
     random = Random(seed)
-    case = Case(identifier, size, random, root, average, length=length)
+    case = Case(identifier, size, random, root, average, length=length, adjacent=adjacent)
     case.run(random, segments)
     case.check()
 

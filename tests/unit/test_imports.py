@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "keys": {"errors"},
     "guard": {"errors", "log"},
     "link": GROUND,
-    "collectives": GROUND | {"machines"},
+    "collectives": GROUND | {"link", "machines"},
     "transport": GROUND | {"machines"},
     "admission": GROUND,
     "dataplane": GROUND | {"collectives", "link"},

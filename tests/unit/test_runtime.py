@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringfence.collectives import Buffer, Collective
-from ringfence.dataplane.request import PASS_BYTES
+from ringfence.collectives import Buffer, Collective, passes
 from ringfence.keys import KEY_PHASE_SHIFT, SEGMENT_BYTES
 from ringfence.link.seal import Opener, Sealer
 from tests.memory_cluster import World, all_reduce
 from tests.unit.runtime_calls import KINDS, TABLES, bind, request, submit_everywhere
 
 TURN = 1 << KEY_PHASE_SHIFT
+PASS_BYTES = 2 << 20  # in this file, so that short tensors have several passes
 ONE_PASS = PASS_BYTES // 8  # elements of int64
+
+
+@pytest.fixture(autouse=True)
+def _short_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "PASS_BYTES", PASS_BYTES)
 
 
 def name_of(kind: Collective) -> str:

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.collectives.selection import ScheduleId
-from ringfence.dataplane.request import PASS_BYTES, STAGED, describe_call
-from ringfence.device.collective import _lay_out, slice_bytes
+from ringfence.collectives import Buffer, Collective
+from ringfence.collectives.passes import OF_ONE_TENSOR, passes
+from ringfence.device.collective import _lay_out
 from ringfence.device.slots import SLOT_BYTES, SLOTS, SlotRing
-from ringfence.device.tensors import DeviceTensor, Slice
-from ringfence.link.frames import Call
+from ringfence.device.tensors import DeviceTensor, Region, Slice
 
 DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.complex128)
 
 
-def test_pinned_memory_is_at_most_64_mib() -> None:
-    assert SLOTS * SLOT_BYTES == 64 << 20
+def test_pinned_memory_is_at_most_128_mib() -> None:
+    assert SLOTS * SLOT_BYTES == 128 << 20
 
 
-@given(size=st.integers(1, 4096))
-def test_a_pass_fits_in_a_slot(size: int) -> None:
-    each = slice_bytes(size)
-    assert each % 4096 == 0 and 4096 <= each <= PASS_BYTES
-    assert each * (size + 1) <= SLOT_BYTES or each == 4096
-
-
-@pytest.mark.parametrize(("size", "each"), [(2, 2 << 20), (3, 2 << 20), (4, 409 * 4096), (64, 31 * 4096), (5000, 4096)])
-def test_a_pass_takes_the_slices_of_the_specification(size: int, each: int) -> None:
-    assert slice_bytes(size) == each
+@given(st.sampled_from(list(Collective)[:7]), st.integers(1, 20_000), st.integers(0, 1 << 34), st.integers(1, 8))
+def test_a_pass_fits_in_a_slot(kind: Collective, size: int, longest: int, channels: int) -> None:
+    each = passes(kind, size, longest, channels).each
+    assert each * (1 if kind in OF_ONE_TENSOR else size + 1) <= SLOT_BYTES
 
 
 @given(st.sampled_from(DTYPES), st.integers(0, 50_000), st.integers(1, 5).map(lambda n: 4096 * n))
@@ -44,33 +36,49 @@ def test_slices_of_all_passes_are_the_whole(dtype: torch.dtype, count: int, each
     assert all(part.nbytes <= each for part in cut)
 
 
-@given(
-    st.sampled_from(DTYPES), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 30)), max_size=8)
-)
-def test_neighbours_are_one_copy_and_every_part_has_its_place(
-    dtype: torch.dtype, drawn: list[tuple[int, int, int]]
+@given(st.sampled_from(DTYPES), st.integers(0, 3000), st.integers(1, 9), st.integers(1, 90).map(lambda n: 64 * n))
+def test_a_region_brings_what_a_pass_takes_of_every_part(
+    dtype: torch.dtype, elements: int, parts: int, each: int
 ) -> None:
-    """What the copies bring to a slot, byte by byte, is what the views of the parts then show."""
-    tensors = [DeviceTensor(torch.empty(100, dtype=dtype), True, True, dtype, 1) for _ in range(3)]
-    parts = [Slice(tensors[number], start, length) for number, start, length in drawn]
-    offsets, joined, length = _lay_out(parts)
-    slot: dict[int, tuple[DeviceTensor, int]] = {}
-    for part, offset in joined:
-        assert offset % 64 == 0 and offset + part.nbytes <= length
-        for byte in range(part.nbytes):
-            assert offset + byte not in slot
-            slot[offset + byte] = part.tensor, part.start * dtype.itemsize + byte
-    for part in parts:
-        for byte in range(part.nbytes):
-            assert slot[offsets[part] + byte] == (part.tensor, part.start * dtype.itemsize + byte)
+    """Of one tensor that is divided into parts, byte by byte; from there, all passes bring it back."""
+    random = torch.Generator().manual_seed(elements)
+    tensor, copy = (
+        DeviceTensor(torch.randint(0, 99, (7 + elements * parts,), generator=random).to(dtype), True, True, dtype, 1)
+        for _ in range(2)
+    )
+    for bound in (tensor, copy):
+        bound.begin()
+    assert tensor.flat is not None and copy.flat is not None
+    nbytes = elements * dtype.itemsize
+    for start in range(0, max(1, nbytes), each):
+        mine, other = (Slice(bound, 7, elements * parts).cut(start, start + each, parts) for bound in (tensor, copy))
+        host = torch.empty(mine.nbytes, dtype=torch.uint8)
+        if len(host):
+            Region(host, [mine]).to_host()
+            rows = tensor.flat[7:].contiguous().view(torch.uint8).view(parts, nbytes)
+            assert torch.equal(host, rows[:, start : start + each].reshape(-1))
+            Region(host, [other]).to_device()
+    assert torch.equal(copy.flat[7:], tensor.flat[7:])
 
 
-def test_parts_of_a_whole_tensor_are_one_copy() -> None:
+def test_a_region_of_several_tensors_is_packed_and_unpacked() -> None:
+    tensors = [DeviceTensor(torch.arange(n, dtype=torch.float32), True, True, torch.float32, 1) for n in (3, 0, 5)]
+    for each in tensors:
+        each.begin()
+    slices = [Slice(each, 0, each.outline.numel()) for each in tensors]
+    host = torch.empty(32, dtype=torch.uint8)
+    Region(host, slices).to_host()
+    assert host.view(torch.float32).tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    host.view(torch.float32).mul_(10)
+    Region(host, slices).to_device()
+    assert [each.flat.tolist() for each in tensors if each.flat is not None] == [[0, 10, 20], [], [0, 10, 20, 30, 40]]
+
+
+def test_buffers_that_are_the_same_memory_have_one_place_in_a_slot() -> None:
     tensor = DeviceTensor(torch.empty(10), True, True, torch.float32, 1)
-    thirds = [Slice(tensor, 0, 4), Slice(tensor, 4, 4), Slice(tensor, 8, 2)]
-    offsets, joined, length = _lay_out([*thirds, *thirds])
-    assert list(offsets.values()) == [0, 16, 32]
-    assert (joined, length) == ([(Slice(tensor, 0, 10), 0)], 40)
+    whole, half = [Slice(tensor, 0, 10)], [Slice(tensor, 0, 5)]
+    assert _lay_out({Buffer.INPUT: whole, Buffer.OUTPUT: whole}) == ({Buffer.INPUT: 0, Buffer.OUTPUT: 0}, 40)
+    assert _lay_out({Buffer.INPUT: half, Buffer.OUTPUT: whole}) == ({Buffer.INPUT: 0, Buffer.OUTPUT: 64}, 104)
 
 
 def test_tensors_overlap_only_if_one_is_written() -> None:
@@ -101,12 +109,3 @@ def test_slots_are_bounded_and_recycled() -> None:
     pageable = ring.pageable(100)
     ring.give(pageable)
     assert ring.take() is None and len(pageable.view) == 100
-
-
-def test_a_staged_call_differs_from_one_on_host_tensors() -> None:
-    assert max(ScheduleId) < STAGED
-    call = Call(0, dtype=7, schedule=1, elements=10)
-    staged = call._replace(schedule=call.schedule | STAGED)
-    assert staged.pack() != call.pack()
-    assert describe_call(call, 3) == "all_reduce #3 (10 x float32, sum)"
-    assert describe_call(staged, 3) == "all_reduce #3 (10 x float32, sum, on device tensors)"

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from lab.tests.unit.schedule_simulation import Simulation
 from ringfence.collectives import Collective, ScheduleId, build
-from ringfence.device.collective import slice_bytes as staging_slice_bytes
+from ringfence.collectives.passes import PASS_BYTES
 from ringfence_lab.plan import hardware, models
-from ringfence_lab.plan.cost import collective_cost, slice_bytes, staged, without_device
+from ringfence_lab.plan.cost import collective_cost, staged, without_device
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.schedules import SYMMETRIC, busiest, chain, copied, machines_of, schedule_of, tasks, usual
 from ringfence_lab.plan.steps import Question, all_reduce, step
@@ -21,9 +21,15 @@ from ringfence_lab.plan.work import FREE, VARIANTS, Cost, load, stage_costs
 
 KIB, MIB = 1 << 10, 1 << 20
 RINGS = (ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_GATHER_RING, ScheduleId.REDUCE_SCATTER_RING)
-TREES = (ScheduleId.ALL_REDUCE_TREE, ScheduleId.BROADCAST_TREE, ScheduleId.REDUCE_TREE)
+TREES = (ScheduleId.BROADCAST_TREE, ScheduleId.REDUCE_TREE)
 CHAINS = (ScheduleId.BROADCAST_CHAIN, ScheduleId.REDUCE_CHAIN)
-PRICED = (*RINGS, *TREES, *CHAINS, ScheduleId.ALL_REDUCE_DOUBLING, ScheduleId.BROADCAST_BINOMIAL)
+HALVING = (
+    ScheduleId.ALL_REDUCE_HALVING,
+    ScheduleId.REDUCE_SCATTER_HALVING,
+    ScheduleId.ALL_GATHER_DOUBLING,
+    ScheduleId.ALL_REDUCE_HALVING_APART,
+)
+PRICED = (*HALVING, *RINGS, *TREES, *CHAINS, ScheduleId.ALL_REDUCE_DOUBLING, ScheduleId.BROADCAST_BINOMIAL)
 profiles = st.sampled_from(["tdx-10g", "tdx-100g", "tdx-400g", "snp-25g"]).map(hardware.load)
 
 
@@ -68,7 +74,7 @@ def test_rings_and_trees_are_near_the_simulation_on_average() -> None:
     off = []
     for name in ("tdx-10g", "tdx-100g", "tdx-400g"):
         profile = hardware.load(name)
-        for identifier in (ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_REDUCE_TREE, ScheduleId.ALL_REDUCE_DOUBLING):
+        for identifier in (ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_REDUCE_HALVING, ScheduleId.ALL_REDUCE_DOUBLING):
             for workers in (2, 4, 8, 16):
                 for size in (64 * KIB, 1 * MIB, 6 * MIB):
                     closed = collective_cost(profile, VARIANTS["ringfence"], identifier, workers, size).seconds
@@ -78,7 +84,9 @@ def test_rings_and_trees_are_near_the_simulation_on_average() -> None:
     assert off[len(off) * 9 // 10] < 0.25
 
 
-@pytest.mark.parametrize("identifier", [*RINGS, *TREES, *CHAINS, ScheduleId.BROADCAST_BINOMIAL], ids=lambda i: i.name)
+@pytest.mark.parametrize(
+    "identifier", [*RINGS, *HALVING, *TREES, *CHAINS, ScheduleId.BROADCAST_BINOMIAL], ids=lambda i: i.name
+)
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 8, 13, 16, 33])
 def test_chains_are_as_long_as_in_the_simulation(identifier: ScheduleId, workers: int) -> None:
     """With nothing but latency, a collective takes as many seconds as messages wait for each other."""
@@ -91,7 +99,7 @@ def test_chains_are_as_long_as_in_the_simulation(identifier: ScheduleId, workers
 @settings(deadline=None)
 @given(
     identifier=st.sampled_from(
-        [ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_REDUCE_TREE, ScheduleId.ALL_REDUCE_DOUBLING]
+        [ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_REDUCE_HALVING, ScheduleId.ALL_REDUCE_DOUBLING]
     ),
     workers=st.integers(2, 40),
     size=st.integers(1, 10**8),
@@ -247,31 +255,24 @@ def staged_seconds(profile: Hardware, whole: float, on_host: float, size: int = 
     return staged(profile, VARIANTS["ringfence"], ScheduleId.ALL_REDUCE_RING, size, whole, found).seconds
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 64, 1000, 5000])
-def test_passes_are_as_large_as_those_of_the_runtime(size: int) -> None:
-    assert slice_bytes(size) == staging_slice_bytes(size)
-
-
 def test_one_pass_adds_its_copies_and_many_hide_them() -> None:
     assert staged_seconds(GPU, 1e6, 0.5) == pytest.approx(0.5 + 2e-3)
-    whole = 100 * (4 << 20)  # a hundred passes of 4 ms
-    each = (4 << 20) / 1e9
+    whole, each = 100 * PASS_BYTES, PASS_BYTES / 1e9  # a hundred passes of 17 ms
     assert staged_seconds(GPU, whole, 5.0) == pytest.approx(5.0 + 2 * each)  # the network is the slowest stage
     assert staged_seconds(GPU, whole, 0.1) == pytest.approx(101 * each + 1e-3)  # copies are
 
 
 def test_copies_that_serialise_are_one_stage() -> None:
-    whole, each = 100 * (4 << 20), (4 << 20) / 1e9
+    whole, each = 100 * PASS_BYTES, PASS_BYTES / 1e9
     serial = GPU.with_values(device_overlap=0)
     assert staged_seconds(serial, whole, 0.1) == pytest.approx(200 * each + 1e-3)
 
 
-def test_every_copy_has_its_overhead() -> None:
+@pytest.mark.parametrize("size", [2, 8, 64, 16384])
+def test_a_pass_has_two_copies_whatever_the_size_of_the_group(size: int) -> None:
     slow = GPU.with_values(device_copy_overhead=1e6, device_copy_rate=1e9)  # a second each
-    assert staged_seconds(slow, 4096, 0.0) == pytest.approx(2.0)
-    assert staged_seconds(slow, 10 * (2 << 20), 0.0) == pytest.approx(
-        10 * (1 + 1 / 5), rel=0.01
-    )  # two for each of 5 passes
+    assert staged_seconds(slow, 4096, 0.0, size) == pytest.approx(2.0)
+    assert staged_seconds(slow, 5 * PASS_BYTES, 0.0, size) == pytest.approx(6.0)  # those of the two directions overlap
 
 
 @pytest.mark.parametrize(("name", "down", "up"), [

@@ -42,7 +42,7 @@ def test_with_several_collectives_under_way_a_thread_has_others_to_turn_to() -> 
     assert work(waiting, RING, 2, at_once=2) / work(eager, RING, 2) == pytest.approx(1 / (1 - 0.4**2))
 
 
-@pytest.mark.parametrize("identifier", [ScheduleId.BROADCAST_CHAIN, ScheduleId.ALL_REDUCE_TREE])
+@pytest.mark.parametrize("identifier", [ScheduleId.BROADCAST_CHAIN, ScheduleId.BROADCAST_TREE])
 def test_where_bytes_flow_one_way_nobody_waits(identifier: ScheduleId) -> None:
     assert work(with_figures(idle=0.4), identifier, 4) == work(with_figures(idle=0.0), identifier, 4)
 

@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch.autograd import profiler
 
 from ringfence.backend import ranges
-from ringfence.backend.binding import CallMemory, dtype_code, parts_of, reduction_of, slices_of
+from ringfence.backend.binding import CallMemory, bytes_of, dtype_code, reduction_of
 from ringfence.backend.default_backend import register_default_backend
 from ringfence.backend.work import RingfenceWork
-from ringfence.collectives import Buffer, Collective, Schedule, choose
-from ringfence.dataplane.request import STAGED, CollectiveRequest, Request, first_check
+from ringfence.collectives import Buffer, Collective, Passes, Schedule, choose, divide
+from ringfence.dataplane.buffers import as_bytes
+from ringfence.dataplane.request import CollectiveRequest, Request, first_check
 from ringfence.device.call import Reports, caller_event
 from ringfence.device.collective import CallQueue, StagedCollective
 from ringfence.device.device_thread import thread_of
@@ -181,26 +182,29 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         """Select the schedule, bind it to memory and submit it."""
         dtype = next((tensor.dtype for tensors in parts.values() for tensor in tensors), torch.uint8)
         code, combine, average = reduction_of(reduction, dtype) if reduction is not None else (0, None, False)
-        engine = self._session.engine
+        engine, size = self._session.engine, self._group_size
+        passes = divide(kind, size, _longest(kind, size, parts), engine.table, self._machines)
+        whole = all(len(tensors) == 1 for tensors in parts.values())
         schedule = choose(
-            *(kind, self._group_size, self._group_rank, root, nbytes, engine.table),
+            *(kind, size, self._group_rank, root, nbytes, engine.table),
             average=average,
             even=even,
+            adjacent=even if stage.device is not None else whole and passes.number == 1,  # a pass in a slot is
             machines=self._machines,
         )
         call = Call(kind, code, dtype_code(dtype), schedule.identifier, root, elements)
         timeout, now = self._seconds(options), engine.clock()
         if stage.device is None:
-            bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
-            request = CollectiveRequest(call, now + timeout, (parts, outputs), schedule, bound, dtype, combine)
+            bound = {buffer: [as_bytes(tensor) for tensor in tensors] for buffer, tensors in parts.items()}
+            request = CollectiveRequest(call, now + timeout, (parts, outputs), schedule, passes, bound, dtype, combine)
             request.copy_in, request.copy_out = stage.before, stage.after
         else:
-            request = CollectiveRequest(call, now + timeout, None, schedule, {}, dtype, combine)
+            request = CollectiveRequest(call, now + timeout, None, schedule, passes, {}, dtype, combine)
         request.timeout, request.next_check = timeout, now + first_check(timeout)
         if profiler._is_profiler_enabled:
             ranges.record(self, kind.name.lower(), request, stage.given, outputs)
         communicator = self._communicator
-        staged = None if stage.device is None else self._stage_collective(request, stage, parts, schedule)
+        staged = None if stage.device is None else self._stage_collective(request, stage, parts, schedule, passes)
         if staged is None:
             self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
         else:
@@ -215,18 +219,17 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         stage: CallMemory,
         parts: dict[Buffer, list[torch.Tensor]],
         schedule: Schedule,
+        passes: Passes,
     ) -> StagedCollective:
         """Bind a collective on device tensors to passes that the device's thread copies."""
         assert stage.device is not None
         ready, thread = caller_event(stage.device), thread_of(stage.device)
-        slices = {buffer: slices_of(stage, schedule, buffer, outlines) for buffer, outlines in parts.items()}
+        slices = {buffer: stage.slices_of(outlines) for buffer, outlines in parts.items()}
         engine, communicator = self._session.engine, self._communicator
         kind = Collective(request.call.operation)
         reports = self._reports(request, lambda: engine.call_soon(communicator.get().resume))
-        staged = StagedCollective(thread, stage.device_tensors, reports, ready, kind, self._group_size, slices)
+        staged = StagedCollective(thread, stage.device_tensors, reports, ready, kind, schedule, passes, slices)
         request.stage(staged)
-        if staged.passes > 1:  # host tensors are sliced otherwise: ranks that mix them must not take one for the other
-            request.call = request.call._replace(schedule=request.call.schedule | STAGED)
         return staged
 
     def _reports(self, request: Request, resume: Callable[[], None]) -> Reports:
@@ -275,6 +278,16 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     def _expect_peer(self, rank: int) -> None:
         if not 0 <= rank < self._group_size or rank == self._group_rank:
             raise ValueError(f"rank {rank} is not another rank of this group of {self._group_size}")
+
+
+def _longest(kind: Collective, size: int, parts: dict[Buffer, list[torch.Tensor]]) -> int:
+    """The bytes of a collective's tensor, or of its longest part, as they are reduced and sent."""
+    whole = {Collective.REDUCE_SCATTER: Buffer.INPUT, Collective.ALL_GATHER: Buffer.OUTPUT}.get(kind)
+    lengths = [0]
+    for buffer, tensors in parts.items():
+        divided = size if buffer is whole and len(tensors) == 1 else 1
+        lengths.extend(bytes_of(tensor) // divided for tensor in tensors)
+    return max(lengths)
 
 
 class _Lazy:

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from ringfence.collectives import Buffer, Schedule
-from ringfence.dataplane.buffers import Lease, as_bytes
+from ringfence.dataplane.buffers import Lease
 from ringfence.dataplane.request import DTYPES, REDUCTIONS
 from ringfence.device.tensors import DeviceTensor, Slice
 from ringfence.errors import UnsupportedError
@@ -192,28 +191,6 @@ def same_layout(tensors: Sequence[torch.Tensor], equal: bool = False) -> None:
             )
         if equal and tensor.numel() != first.numel():
             raise ValueError(f"tensors must be of one size: {first.numel()} and {tensor.numel()} elements were given")
-
-
-def parts_of(schedule: Schedule | None, buffer: Buffer, tensors: list[torch.Tensor]) -> list[memoryview]:
-    """The bytes of each part. A single tensor is divided if the schedule has more parts (a ring's slices)."""
-    views = [as_bytes(tensor) for tensor in tensors]
-    if schedule is None or len(tensors) > 1:
-        return views
-    named = schedule.parts(buffer)
-    if named <= 1:
-        return views
-    size = tensors[0].element_size()
-    each = -(-tensors[0].numel() // named) * size
-    return [views[0][part * each : (part + 1) * each] for part in range(named)]
-
-
-def slices_of(stage: CallMemory, schedule: Schedule, buffer: Buffer, outlines: list[torch.Tensor]) -> list[Slice]:
-    """The same for device tensors."""
-    named = schedule.parts(buffer)
-    if len(outlines) == 1 and named > 1:
-        each = -(-outlines[0].numel() // named)
-        outlines = [outlines[0][part * each : (part + 1) * each] for part in range(named)]
-    return stage.slices_of(outlines)
 
 
 def reduction_of(operation: Any, dtype: torch.dtype) -> tuple[int, Callable[..., Any], bool]:

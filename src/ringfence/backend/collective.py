@@ -119,7 +119,7 @@ class CollectiveMethods(GroupBase):
         return self._submit(
             Collective.ALL_GATHER,
             stage,
-            {Buffer.INPUT: [stage.input(tensor)], Buffer.OUTPUT: even_parts(stage.output(out), self._group_size)},
+            {Buffer.INPUT: [stage.input(tensor)], Buffer.OUTPUT: [stage.output(out)]},
             options,
             [out],
             elements=out.numel(),
@@ -205,7 +205,7 @@ class CollectiveMethods(GroupBase):
     def _reduce_scatter(
         self, stage: CallMemory, out: torch.Tensor, tensors: list[torch.Tensor], options: Any
     ) -> RingfenceWork:
-        if tensors[self._group_rank].numel() != out.numel():
+        if len(tensors) > 1 and tensors[self._group_rank].numel() != out.numel():
             raise ValueError(f"reduce_scatter: input {self._group_rank} and the output differ in size")
         total = sum(tensor.numel() for tensor in tensors)
         return self._submit(
@@ -217,7 +217,7 @@ class CollectiveMethods(GroupBase):
             reduction=options.reduceOp,
             elements=total,
             nbytes=total * tensors[0].element_size(),
-            even=all(tensor.numel() == out.numel() for tensor in tensors),
+            even=len(tensors) == 1 or all(tensor.numel() == out.numel() for tensor in tensors),
         )
 
     def reduce_scatter_single(self, out: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> RingfenceWork:
@@ -228,7 +228,7 @@ class CollectiveMethods(GroupBase):
         same_layout([out, tensor])
         options = options or c10d.ReduceScatterOptions()
         stage = self._stage(out, options)
-        return self._reduce_scatter(stage, out, even_parts(stage.input(tensor), self._group_size), options)
+        return self._reduce_scatter(stage, out, [stage.input(tensor)], options)
 
     def reduce_scatter_single_coalesced(
         self, outs: list[torch.Tensor], tensors: list[torch.Tensor], options: Any = None

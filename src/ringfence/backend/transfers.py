@@ -10,9 +10,9 @@ from torch.autograd import profiler
 
 from ringfence.backend import ranges
 from ringfence.backend.base import GroupBase, one
-from ringfence.backend.binding import CallMemory, bytes_of, dtype_code, parts_of
+from ringfence.backend.binding import CallMemory, bytes_of, dtype_code
 from ringfence.backend.work import RingfenceWork
-from ringfence.collectives import Buffer
+from ringfence.dataplane.buffers import as_bytes
 from ringfence.dataplane.request import POINT_TO_POINT
 from ringfence.device.call import caller_event
 from ringfence.device.device_thread import thread_of
@@ -75,7 +75,7 @@ class TransferMethods(GroupBase):
         return transfer
 
     def _transfer(self, memory: torch.Tensor, tag: int, keep: Any, deadline: float | None = None) -> Transfer:
-        (view,) = parts_of(None, Buffer.DATA, [memory])
+        view = as_bytes(memory)
         limit = float("inf") if deadline is None else deadline
         transfer = Transfer(_call_of(memory, tag), limit, (keep, memory), view)
         if deadline is None:  # as with Gloo, the timeout starts with wait(): a recv may be posted long before its send

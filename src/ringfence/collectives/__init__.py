@@ -2,17 +2,23 @@
 
 schedule.py                             steps, their chunks and what they wait for; builder.py makes them
 selection.py                            which schedule a collective gets, from its size, the group and the thresholds
-ring.py, tree.py, doubling.py           large tensors, small ones, small ones in few rounds
+passes.py                               how a large collective is divided
+ring.py, halving.py, doubling.py        all-reduce, reduce-scatter, all-gather: few workers, many, small tensors
+tree.py                                 broadcast and reduce
 bruck.py, direct.py, scatter_gather.py  gathering, scattering, all to all
 two_levels.py                           groups whose members share machines
+counts.py                               what a collective costs one worker: rounds, seals, bytes, copies, memory
 """
 
-from ringfence.collectives.schedule import Action, Buffer, Dependency, Place, Schedule, Step
-from ringfence.collectives.selection import Collective, ScheduleId, Thresholds, build, choose
+from ringfence.collectives.passes import Passes
+from ringfence.collectives.schedule import Action, Buffer, Collective, Dependency, Place, Schedule, Step
+from ringfence.collectives.selection import ScheduleId, Thresholds, build, choose, divide
 
 __all__ = [
     "choose",
     "build",
+    "divide",
+    "Passes",
     "Collective",
     "ScheduleId",
     "Thresholds",

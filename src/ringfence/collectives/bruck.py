@@ -1,4 +1,4 @@
-"""Bruck's algorithms: O(log P) large messages instead of P small ones, in groups of any size.
+"""Bruck's algorithm: an all-to-all of O(log P) large messages instead of P small ones, in groups of any size.
 
 Block i belongs to rank + i. Each round moves blocks by a power of two. In return every block is copied into or out of
 scratch, where the blocks of one message are adjacent.
@@ -6,42 +6,8 @@ scratch, where the blocks of one message are adjacent.
 
 from __future__ import annotations
 
-from ringfence.collectives.builder import INPUT, OUTPUT, Builder, rounds, scratch, slice_of
+from ringfence.collectives.builder import INPUT, Builder, rounds, scratch, slice_of
 from ringfence.collectives.schedule import Buffer, Place
-
-
-def all_gather(builder: Builder) -> None:
-    """OUTPUT part r becomes rank r's INPUT. Each round doubles the number of consecutive blocks that a rank has."""
-    rank, size = builder.rank, builder.size
-    blocks = [slice_of(Buffer.OUTPUT, (rank + i) % size) for i in range(size)]
-    first = builder.scratch(blocks)
-    builder.copy(scratch(first), INPUT)
-    for turn in range(rounds(size)):
-        distance = 1 << turn
-        count = min(distance, size - distance)
-        builder.send(scratch(first, count), (rank - distance) % size, turn)
-        builder.receive(scratch(first + distance, count), (rank + distance) % size, turn)
-    for i, block in enumerate(blocks):
-        builder.copy(block, scratch(first + i))
-
-
-def reduce_scatter(builder: Builder) -> None:
-    """OUTPUT becomes the reduction of every worker's INPUT part of this rank: the rounds of the all-gather, in reverse."""
-    rank, size = builder.rank, builder.size
-    blocks = [slice_of(Buffer.INPUT, (rank + i) % size) for i in range(size)]
-    if size == 1:
-        builder.copy(OUTPUT, INPUT)
-        return
-    first = builder.scratch(blocks)
-    for i, block in enumerate(blocks):
-        builder.copy(scratch(first + i), block)
-    for turn in reversed(range(rounds(size))):
-        distance = 1 << turn
-        count = min(distance, size - distance)
-        kept = scratch(first, count)
-        builder.send(scratch(first + distance, count), (rank + distance) % size, turn)
-        builder.reduce(OUTPUT if turn == 0 else kept, (rank - distance) % size, turn, kept)
-    builder.divide(OUTPUT)
 
 
 def all_to_all(builder: Builder) -> None:

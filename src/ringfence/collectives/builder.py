@@ -25,6 +25,7 @@ class Builder:
     root: int = 0
     average: bool = False  # divide the reduction by the group's size
     even: bool = True  # all parts of a buffer have the same length, on every rank
+    adjacent: bool = True  # parts of this rank's tensors are adjacent in memory
     machines: Machines = ()  # which ranks share a machine
     steps: list[Step] = field(default_factory=list)
     chunks: dict[Place, int] = field(default_factory=dict)
@@ -88,9 +89,9 @@ class Builder:
         return self.chunks.setdefault(chunk, len(self.chunks))
 
 
-def slice_of(buffer: Buffer, part: int) -> Place:
-    """One worker's part of a buffer that has a part for each worker."""
-    return Place(buffer, part)
+def slice_of(buffer: Buffer, part: int, parts: int = 1) -> Place:
+    """One worker's part of a buffer that has a part for each worker, or those of several workers."""
+    return Place(buffer, part, parts)
 
 
 def scratch(part: int, parts: int = 1) -> Place:

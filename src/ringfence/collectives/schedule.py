@@ -18,6 +18,19 @@ from functools import cached_property
 from typing import NamedTuple
 
 
+class Collective(IntEnum):
+    ALL_REDUCE = 0
+    REDUCE = 1
+    REDUCE_SCATTER = 2
+    ALL_GATHER = 3
+    BROADCAST = 4
+    GATHER = 5
+    SCATTER = 6
+    ALL_TO_ALL = 7
+    BARRIER = 8
+    GROUP_OPENING = 9  # every member contributes to the instance secret, which origins' keys are derived from
+
+
 class Action(IntEnum):
     SEND = 0  #    chunk -> peer
     RECV = 1  #    chunk <- peer
@@ -34,7 +47,7 @@ class Buffer(IntEnum):
 
 
 class Place(NamedTuple):
-    """Consecutive parts of one buffer. More than one part only in SCRATCH, where parts are adjacent."""
+    """Consecutive parts of one buffer; more than one only where they are adjacent in memory."""
 
     buffer: Buffer
     part: int

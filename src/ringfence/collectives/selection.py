@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
-from ringfence.collectives import bruck, direct, doubling, ring, scatter_gather, tree, two_levels
-from ringfence.collectives.builder import HOP, Builder
-from ringfence.collectives.schedule import Schedule
+from ringfence.collectives import bruck, direct, doubling, halving, ring, scatter_gather, tree, two_levels
+from ringfence.collectives.builder import HOP, Builder, rounds
+from ringfence.collectives.passes import Passes, passes
+from ringfence.collectives.schedule import Collective, Schedule
 from ringfence.errors import ProtocolError
 from ringfence.keys import CHANNEL_LIMIT
 from ringfence.machines import Machines, are_even
@@ -29,29 +30,13 @@ from ringfence.machines import Machines, are_even
 KIB: Final = 1024
 
 
-class Collective(IntEnum):
-    ALL_REDUCE = 0
-    REDUCE = 1
-    REDUCE_SCATTER = 2
-    ALL_GATHER = 3
-    BROADCAST = 4
-    GATHER = 5
-    SCATTER = 6
-    ALL_TO_ALL = 7
-    BARRIER = 8
-    GROUP_OPENING = 9  # every member contributes to the instance secret, which origins' keys are derived from
-
-
 class ScheduleId(IntEnum):
-    """Identifiers on the wire, in every call's description. A number is never reused."""
+    """Identifiers on the wire, in every call's description. A number is never reused: 3, 5 and 7 were others."""
 
     ALL_REDUCE_RING = 1
     ALL_REDUCE_DOUBLING = 2
-    ALL_REDUCE_TREE = 3
     REDUCE_SCATTER_RING = 4
-    REDUCE_SCATTER_BRUCK = 5
     ALL_GATHER_RING = 6
-    ALL_GATHER_BRUCK = 7
     BROADCAST_BINOMIAL = 8
     BROADCAST_CHAIN = 9
     BROADCAST_TREE = 10
@@ -71,16 +56,22 @@ class ScheduleId(IntEnum):
     ALL_GATHER_TWO_LEVELS = 24
     BROADCAST_TWO_LEVELS = 25
     REDUCE_TWO_LEVELS = 26
+    ALL_REDUCE_HALVING = 27
+    ALL_REDUCE_HALVING_APART = 28
+    REDUCE_SCATTER_HALVING = 29
+    REDUCE_SCATTER_HALVING_APART = 30
+    ALL_GATHER_DOUBLING = 31
+    ALL_GATHER_DOUBLING_APART = 32
+    ALL_REDUCE_TWO_LEVELS_HALVING = 33
+    REDUCE_SCATTER_TWO_LEVELS_HALVING = 34
+    ALL_GATHER_TWO_LEVELS_DOUBLING = 35
 
 
 _BUILDERS: Final[dict[ScheduleId, Callable[[Builder], None]]] = {
     ScheduleId.ALL_REDUCE_RING: ring.all_reduce,
     ScheduleId.ALL_REDUCE_DOUBLING: doubling.all_reduce,
-    ScheduleId.ALL_REDUCE_TREE: tree.all_reduce_tree,
     ScheduleId.REDUCE_SCATTER_RING: ring.reduce_scatter,
-    ScheduleId.REDUCE_SCATTER_BRUCK: bruck.reduce_scatter,
     ScheduleId.ALL_GATHER_RING: ring.all_gather,
-    ScheduleId.ALL_GATHER_BRUCK: bruck.all_gather,
     ScheduleId.BROADCAST_BINOMIAL: tree.broadcast_binomial,
     ScheduleId.BROADCAST_CHAIN: tree.broadcast_chain,
     ScheduleId.BROADCAST_TREE: tree.broadcast_tree,
@@ -100,6 +91,50 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Builder], None]]] = {
     ScheduleId.ALL_GATHER_TWO_LEVELS: two_levels.all_gather,
     ScheduleId.BROADCAST_TWO_LEVELS: two_levels.broadcast,
     ScheduleId.REDUCE_TWO_LEVELS: two_levels.reduce,
+    ScheduleId.ALL_REDUCE_HALVING: halving.all_reduce,
+    ScheduleId.ALL_REDUCE_HALVING_APART: halving.all_reduce_apart,
+    ScheduleId.REDUCE_SCATTER_HALVING: halving.reduce_scatter,
+    ScheduleId.REDUCE_SCATTER_HALVING_APART: halving.reduce_scatter_apart,
+    ScheduleId.ALL_GATHER_DOUBLING: halving.all_gather,
+    ScheduleId.ALL_GATHER_DOUBLING_APART: halving.all_gather_apart,
+    ScheduleId.ALL_REDUCE_TWO_LEVELS_HALVING: two_levels.all_reduce_halving,
+    ScheduleId.REDUCE_SCATTER_TWO_LEVELS_HALVING: two_levels.reduce_scatter_halving,
+    ScheduleId.ALL_GATHER_TWO_LEVELS_DOUBLING: two_levels.all_gather_doubling,
+}
+
+
+class _Circles(NamedTuple):
+    """The schedules of a collective whose workers are in a circle, or machines with as many workers each."""
+
+    ring: ScheduleId
+    together: ScheduleId  # small parts in one message
+    apart: ScheduleId
+    few_machines: ScheduleId
+    many_machines: ScheduleId
+
+
+_CIRCLES: Final = {
+    Collective.ALL_REDUCE: _Circles(
+        ScheduleId.ALL_REDUCE_RING,
+        ScheduleId.ALL_REDUCE_HALVING,
+        ScheduleId.ALL_REDUCE_HALVING_APART,
+        ScheduleId.ALL_REDUCE_TWO_LEVELS,
+        ScheduleId.ALL_REDUCE_TWO_LEVELS_HALVING,
+    ),
+    Collective.REDUCE_SCATTER: _Circles(
+        ScheduleId.REDUCE_SCATTER_RING,
+        ScheduleId.REDUCE_SCATTER_HALVING,
+        ScheduleId.REDUCE_SCATTER_HALVING_APART,
+        ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
+        ScheduleId.REDUCE_SCATTER_TWO_LEVELS_HALVING,
+    ),
+    Collective.ALL_GATHER: _Circles(
+        ScheduleId.ALL_GATHER_RING,
+        ScheduleId.ALL_GATHER_DOUBLING,
+        ScheduleId.ALL_GATHER_DOUBLING_APART,
+        ScheduleId.ALL_GATHER_TWO_LEVELS,
+        ScheduleId.ALL_GATHER_TWO_LEVELS_DOUBLING,
+    ),
 }
 
 
@@ -108,7 +143,8 @@ class Thresholds:
     """Thresholds, equal on every worker of a session because they are distributed with the roster."""
 
     small: int = 512 * KIB  #         total size up to which fewer messages matter more than fewer bytes
-    ring_slice: int = 32 * KIB  #     slice of a worker from which a ring is worth its O(P) steps
+    ring_group: int = 7  #            largest circle, of workers or of machines, that uses a ring and its O(P) rounds
+    apart_bytes: int = 512 * KIB  #   part from which it is a message of its own: at least 128 KiB for each segment
     chain_slice: int = 128 * KIB  #   total size over group size from which a chain is worth its depth
     chain_group: int = 64  #          largest group that uses a chain
     direct_group: int = 16  #         largest group in which gather's root has a link to every rank for small parts too
@@ -134,7 +170,7 @@ class Thresholds:
         return table
 
 
-_TABLE_VERSION: Final = 2
+_TABLE_VERSION: Final = 3
 _LAYOUT: Final = struct.Struct(f">B{len(fields(Thresholds))}Q")
 
 
@@ -148,6 +184,7 @@ def choose(
     *,
     average: bool = False,
     even: bool = True,
+    adjacent: bool = True,
     machines: Machines = (),
 ) -> Schedule:
     """Return this rank's schedule. `root` is 0 for collectives without one.
@@ -156,21 +193,20 @@ def choose(
 
     `even`: all parts have the same length. For an all-to-all this must hold on every rank, because it decides the
     schedule; for a reduce-scatter it only saves scratch; other collectives ignore it.
+
+    `adjacent`: the parts of this rank's tensors follow each other in memory, so that nothing is copied to send several. It
+    changes no message.
     """
-    chosen = _CHOICES[kind](size, bytes_, table, even)
-    if machines and chosen in _LARGE and (chosen not in _EVEN or are_even(machines)):
-        chosen = _LARGE[chosen]
-    return build(chosen, size, rank, root, average, even, machines)
+    if kind in _CIRCLES and not _is_small(kind, size, bytes_, table):
+        chosen = _circle(kind, size, bytes_, table, machines)
+    else:
+        chosen = _CHOICES[kind](size, bytes_, table, even)
+        chosen = _ON_MACHINES.get(chosen, chosen) if machines else chosen
+    return build(chosen, size, rank, root, average, even, machines, adjacent)
 
 
-# What large tensors use if members share machines. In shared memory one copy serves all that read it.
-_EVEN: Final = {
-    ScheduleId.ALL_REDUCE_RING: ScheduleId.ALL_REDUCE_TWO_LEVELS,
-    ScheduleId.REDUCE_SCATTER_RING: ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
-    ScheduleId.ALL_GATHER_RING: ScheduleId.ALL_GATHER_TWO_LEVELS,
-}
-_LARGE: Final = {
-    **_EVEN,
+# What large tensors with a root use if members share machines. In shared memory one copy serves all that read it.
+_ON_MACHINES: Final = {
     ScheduleId.BROADCAST_CHAIN: ScheduleId.BROADCAST_TWO_LEVELS,
     ScheduleId.REDUCE_CHAIN: ScheduleId.REDUCE_TWO_LEVELS,
 }
@@ -185,11 +221,12 @@ def build(
     average: bool = False,
     even: bool = True,
     machines: Machines = (),
+    adjacent: bool = True,
 ) -> Schedule:
     """Build one schedule by its identifier, whether or not the table would select it."""
     if not (0 <= rank < size and 0 <= root < size):
         raise ValueError(f"rank {rank} or root {root} is not in a group of {size}")
-    builder = Builder(rank, size, root, average, even, machines)
+    builder = Builder(rank, size, root, average, even, adjacent, machines)
     _BUILDERS[identifier](builder)
     schedule = builder.finish(identifier.name.lower(), int(identifier))
     if len(machines) != 1:
@@ -197,12 +234,41 @@ def build(
     return replace(schedule, steps=tuple(step._replace(origin=HOP) for step in schedule.steps))  # nothing is sealed
 
 
+def _is_small(kind: Collective, size: int, bytes_: int, table: Thresholds) -> bool:
+    """Whether fewer messages matter more than fewer bytes.
+
+    An all-reduce by doubling sends everything in each of its R rounds, where halving sends it twice in 2 R: with more
+    rounds it is worth its bytes for smaller tensors only.
+    """
+    turns = rounds(size)
+    if kind is Collective.ALL_REDUCE and turns > 3:
+        return 3 * (turns - 2) * bytes_ <= turns * table.small
+    return bytes_ <= table.small
+
+
+def _circle(kind: Collective, size: int, bytes_: int, table: Thresholds, machines: Machines) -> ScheduleId:
+    found = _CIRCLES[kind]
+    if are_even(machines):
+        return found.few_machines if len(machines) <= table.ring_group else found.many_machines
+    if size <= table.ring_group:
+        return found.ring
+    return found.apart if _part_bytes(kind, size, bytes_, table, machines) >= table.apart_bytes else found.together
+
+
+def _part_bytes(kind: Collective, size: int, bytes_: int, table: Thresholds, machines: Machines) -> int:
+    """The bytes of a worker's part in one pass."""
+    whole = kind is Collective.ALL_REDUCE
+    each = divide(kind, size, bytes_ if whole else bytes_ // size, table, machines).each
+    return each // size if whole else each
+
+
+def divide(kind: Collective, size: int, longest: int, table: Thresholds, machines: Machines = ()) -> Passes:
+    """Return the passes of a collective; `longest` is the bytes of its tensor, or of its longest part."""
+    return passes(kind, size, longest, 1 if machines or size == 1 else table.channels, table.channel_bytes)
+
+
 def _all_reduce(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
-    if bytes_ <= table.small:
-        return ScheduleId.ALL_REDUCE_DOUBLING
-    if bytes_ >= table.ring_slice * size:
-        return ScheduleId.ALL_REDUCE_RING
-    return ScheduleId.ALL_REDUCE_TREE
+    return ScheduleId.ALL_REDUCE_DOUBLING
 
 
 def _reduce(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
@@ -222,16 +288,12 @@ def _use_chain(size: int, bytes_: int, table: Thresholds) -> bool:
 
 
 def _all_gather(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
-    return ScheduleId.ALL_GATHER_BRUCK if _use_bruck(size, bytes_, table) else ScheduleId.ALL_GATHER_RING
+    return ScheduleId.ALL_GATHER_DOUBLING if size > 3 else ScheduleId.ALL_GATHER_RING
 
 
 def _reduce_scatter(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:
-    return ScheduleId.REDUCE_SCATTER_BRUCK if _use_bruck(size, bytes_, table) else ScheduleId.REDUCE_SCATTER_RING
-
-
-def _use_bruck(size: int, bytes_: int, table: Thresholds) -> bool:
-    """With up to three workers a ring has no more rounds than Bruck's algorithm and copies less."""
-    return size > 3 and (bytes_ <= table.small or bytes_ < table.ring_slice * size)
+    """With up to three workers a ring has no more rounds than halving."""
+    return ScheduleId.REDUCE_SCATTER_HALVING if size > 3 else ScheduleId.REDUCE_SCATTER_RING
 
 
 def _gather(size: int, bytes_: int, table: Thresholds, even: bool) -> ScheduleId:

@@ -40,18 +40,6 @@ def broadcast_tree(builder: Builder) -> None:
     _send_down(builder, *_binary(builder))
 
 
-def all_reduce_tree(builder: Builder) -> None:
-    """DATA becomes the reduction of all: up a binary tree to rank 0 and down again."""
-    parent, children = _binary(builder)
-    for child in children:
-        builder.reduce(DATA, builder.rank_at(child), _UP, DATA, received_first=False)
-    if builder.relative_rank:
-        builder.send(DATA, builder.rank_at(parent), _UP)
-    else:
-        builder.divide(DATA)
-    _send_down(builder, parent, children)
-
-
 def reduce_binomial(builder: Builder) -> None:
     """The root's OUTPUT becomes the reduction of every INPUT; INPUT is unchanged."""
     _reduce_up(builder, binomial_parent(builder.relative_rank), binomial_children(builder.relative_rank, builder.size))

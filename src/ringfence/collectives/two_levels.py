@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from ringfence.collectives import halving
 from ringfence.collectives.builder import DATA, INPUT, OUTPUT, Builder, scratch, slice_of
+from ringfence.collectives.halving import Row
 from ringfence.collectives.ring import Ring, gather, reduce_away, reduce_own
 from ringfence.collectives.schedule import Buffer, Place
 from ringfence.collectives.tree import reduce_up
@@ -99,6 +101,67 @@ def _exchange(builder: Builder, near: Ring, mine: Place, places: list[Place], la
         to, source = near.back(-turn), near.back(turn)
         builder.send(mine, near.ranks[to], label + places[near.position].part)
         builder.receive(places[source], near.ranks[source], label + places[source].part)
+
+
+# -- many machines: halving and doubling between them, and one chunk for each worker inside --------------------------
+
+
+def _rows(grid: _Grid, buffer: Buffer, first: int = 0) -> list[Place]:
+    """The parts of each worker of this machine: one for each machine, adjacent."""
+    count = len(grid.far.ranks)
+    return [Place(buffer, first + position * count, count) for position in range(len(grid.near.ranks))]
+
+
+def _in_rows(grid: _Grid) -> list[int]:
+    """All ranks: those in one position of their machines are next to each other."""
+    count = len(grid.far.ranks)
+    return [grid.rank(position, machine) for position in range(len(grid.near.ranks)) for machine in range(count)]
+
+
+def _reduce_rows(builder: Builder, grid: _Grid, buffer: Buffer, first: int, result: Place | None) -> Row:
+    """Reduce inside machines and then between them: `result`, or this worker's part of its row, becomes the reduction."""
+    rows = _rows(grid, buffer, first)
+    reduce_own(builder, grid.near, [[row] for row in rows])
+    mine = Row(buffer, len(grid.far.ranks), rows[grid.near.position].part)
+    result = result or Place(buffer, mine.first + grid.far.position)
+    if len(grid.far.ranks) == 1 and result.buffer != buffer:
+        builder.copy(result, rows[grid.near.position])
+    halving.reduce(builder, grid.far, mine, mine, result)
+    builder.divide(result)
+    return mine
+
+
+def _gather_rows(builder: Builder, grid: _Grid, mine: Row) -> None:
+    halving.gather(builder, grid.far, mine)
+    rows = _rows(grid, mine.buffer, mine.first - grid.near.position * mine.size)
+    _exchange(builder, grid.near, rows[grid.near.position], rows, builder.size)
+
+
+def all_reduce_halving(builder: Builder) -> None:
+    """DATA, in as many parts as there are workers, becomes the reduction of all."""
+    grid = _grid(builder)
+    _gather_rows(builder, grid, _reduce_rows(builder, grid, Buffer.DATA, 0, None))
+
+
+def reduce_scatter_halving(builder: Builder) -> None:
+    """OUTPUT becomes the reduction of every worker's INPUT part of this rank; INPUT is unchanged."""
+    grid = _grid(builder)
+    first = builder.scratch(slice_of(Buffer.INPUT, rank) for rank in _in_rows(grid))
+    for index, rank in enumerate(_in_rows(grid)):
+        builder.copy(scratch(first + index), slice_of(Buffer.INPUT, rank))
+    _reduce_rows(builder, grid, Buffer.SCRATCH, first, OUTPUT)
+
+
+def all_gather_doubling(builder: Builder) -> None:
+    """OUTPUT part r becomes rank r's INPUT."""
+    grid = _grid(builder)
+    count = len(grid.far.ranks)
+    first = builder.scratch(slice_of(Buffer.OUTPUT, rank) for rank in _in_rows(grid))
+    mine = Row(Buffer.SCRATCH, count, first + grid.near.position * count)
+    builder.copy(scratch(mine.first + grid.far.position), INPUT)
+    _gather_rows(builder, grid, mine)
+    for index, rank in enumerate(_in_rows(grid)):
+        builder.copy(slice_of(Buffer.OUTPUT, rank), scratch(first + index))
 
 
 # -- with a root: one worker of each machine, its leader, passes everything on from machine to machine -----------------

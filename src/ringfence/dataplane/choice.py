@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringfence.collectives.schedule import Buffer
+from ringfence.collectives.passes import Parts, Views
+from ringfence.collectives.schedule import Buffer, Place
 from ringfence.dataplane import endpoint, execution, regions
 from ringfence.dataplane.buffers import Pool as PythonPool
 from ringfence.dataplane.buffers import scratch
@@ -66,14 +67,14 @@ def make_execution(route: Route, program: Program, work: Pass, finished: Callabl
     return made  # type: ignore[no-any-return]
 
 
-def _bind(program: Program, parts: dict[Buffer, list[memoryview]]) -> tuple[list[memoryview], Any]:
+def _bind(program: Program, parts: Mapping[Buffer, Views]) -> tuple[list[memoryview], Any]:
     """Return the memory of each chunk and the owner of scratch memory.
 
     Scratch parts are adjacent, so that a chunk of several parts is contiguous.
     """
     schedule = program.schedule
     if not schedule.scratch:
-        return [parts[place.buffer][place.part] for place in schedule.chunks], None
+        return [_view(place, parts) for place in schedule.chunks], None
     offsets = [0]
     for place in schedule.scratch:
         lengths = (len(parts[place.buffer][p]) for p in range(place.part, place.part + place.parts))
@@ -82,7 +83,16 @@ def _bind(program: Program, parts: dict[Buffer, list[memoryview]]) -> tuple[list
     views = [
         memory[offsets[place.part] : offsets[place.part + place.parts]]
         if place.buffer is Buffer.SCRATCH
-        else parts[place.buffer][place.part]
+        else _view(place, parts)
         for place in schedule.chunks
     ]
     return views, keeper
+
+
+def _view(place: Place, parts: Mapping[Buffer, Views]) -> memoryview:
+    views = parts[place.buffer]
+    if place.parts == 1:
+        return views[place.part]
+    if not isinstance(views, Parts):
+        raise ValueError("a chunk has several parts of a buffer whose parts are not adjacent")
+    return views.span(place.part, place.parts)

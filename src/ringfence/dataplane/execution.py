@@ -11,9 +11,10 @@ implements the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ringfence.collectives.passes import Views
 from ringfence.collectives.schedule import Action, Buffer, Step
 from ringfence.dataplane.buffers import Combine, Pool, Segment, as_tensor, divide, lease_of
 from ringfence.dataplane.regions import Region
@@ -67,7 +68,7 @@ class Pass(NamedTuple):
 
     sequence: int  # number of the call in its communicator
     call: bytes  #   the packed call, carried by every header
-    parts: dict[Buffer, list[memoryview]]
+    parts: Mapping[Buffer, Views]
     dtype: torch.dtype
     combine: Combine | None
     first_segment: int = 0  # segments of earlier passes: segments are numbered over the whole collective

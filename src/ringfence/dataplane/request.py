@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ringfence.collectives import Collective, Schedule
+from ringfence.collectives import Collective, Passes, Schedule
+from ringfence.collectives.passes import SEGMENTS_PER_PASS, Views, in_pass
 from ringfence.collectives.schedule import Buffer
 from ringfence.dataplane.buffers import Combine, Lease, address_of
 from ringfence.dataplane.program import Program, program
 from ringfence.errors import RingfenceError
-from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import Call
-from ringfence.link.segments import ALIGNED_BYTES, SMALLEST_BYTES
 
 if TYPE_CHECKING:
     import torch
 
 NEVER = float("inf")
 WAIT_WARNING_SECONDS = 60.0  # wait until the first warning; half the timeout if that is shorter
-STAGED = 0x80  # added to the schedule's identifier if a collective is sliced for device tensors (spec/link.md)
 POINT_TO_POINT = 64  # operation code of send and recv
 
 REDUCTIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
@@ -51,15 +49,6 @@ DTYPES = (
 _REDUCING = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
 _ROOTED = (Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collective.SCATTER)
 
-# A large collective that keeps ciphertext for forwarding, or sums in scratch memory, is executed in passes over slices of its
-# parts, which bounds that memory. The rule depends only on values that all ranks share, so all ranks slice alike.
-PASS_BYTES = 8 * SEGMENT_BYTES
-_SEGMENTS_PER_PASS = 16
-_IN_PASSES = (*_REDUCING, Collective.ALL_GATHER, Collective.BROADCAST)
-
-# What several channels may execute, in passes. Not ALL_TO_ALL: a rank does not know whether parts of others are large.
-_SPREAD = (*_IN_PASSES, Collective.GATHER, Collective.SCATTER)
-
 
 def describe_call(call: Call, sequence: int) -> str:
     """Return a call as text for error messages, such as "all_reduce #3 (10 x float32, sum)"."""
@@ -75,14 +64,7 @@ def describe_call(call: Call, sequence: int) -> str:
         details.append(REDUCTIONS[call.reduction])
     if call.operation in _ROOTED:
         details.append(f"root {call.root}")
-    if call.schedule & STAGED:
-        details.append("on device tensors")
     return f"{name} #{sequence} ({', '.join(details)})"
-
-
-def pass_count(operation: int, size: int, longest: int) -> int:
-    """Return the number of passes of a collective among so many workers whose longest part has `longest` bytes."""
-    return max(1, -(-longest // PASS_BYTES)) if size > 2 and operation in _IN_PASSES else 1
 
 
 def first_check(timeout: float) -> float:
@@ -103,11 +85,7 @@ class DeviceCopies(Protocol):
 class PassCopies(DeviceCopies, Protocol):
     """The same for a collective, whose passes are copied one by one."""
 
-    @property
-    def passes(self) -> int: ...
-    @property
-    def longest(self) -> int: ...
-    def views(self, index: int, /) -> dict[Buffer, list[memoryview]] | None: ...
+    def views(self, index: int, /) -> Mapping[Buffer, Views] | None: ...
     def pass_done(self, index: int, /) -> None: ...
 
 
@@ -208,21 +186,19 @@ class Request:
 
 
 class CollectiveRequest(Request):
-    """A collective bound to memory: the schedule, the bytes of each part, and the passes it is executed in."""
+    """A collective bound to memory: the schedule, the bytes of its tensors, and the passes it is executed in."""
 
     __slots__ = (
-        "_each",
         "_extents",
-        "channels",
+        "_passes",
         "combine",
         "copy_in",
         "dtype",
         "next_pass",
-        "parts",
         "pass_staging",
-        "passes",
         "program",
         "running",
+        "tensors",
     )
 
     def __init__(
@@ -231,61 +207,46 @@ class CollectiveRequest(Request):
         deadline: float,
         keep: Any,
         schedule: Schedule,
-        parts: dict[Buffer, list[memoryview]],
+        passes: Passes,
+        tensors: Mapping[Buffer, list[memoryview]],
         dtype: torch.dtype,
         combine: Combine | None,
     ) -> None:
         super().__init__(call, deadline, keep)
         self.copy_in: Callable[[], None] | None = None  # called when the first pass starts
         self.program: Program = program(schedule)
-        self.parts = parts
+        self.tensors = tensors
         self.dtype = dtype
         self.combine = combine
         self.next_pass = 0
         self.running = 0
-        self.channels = 1
         self.pass_staging: PassCopies | None = None
-        longest = self._longest() if schedule.size > 2 else 0  # two workers need one pass
-        self.passes = pass_count(call.operation, schedule.size, longest)
-        self._each = PASS_BYTES if self.passes > 1 else 0  # bytes of each part in one pass; 0: all
+        self._passes = passes
         self._extents: list[tuple[bool, int, int]] | None = None
 
     def stage(self, staging: PassCopies) -> None:
         """Take the memory of the passes from a device."""
         self.staging = self.pass_staging = staging
-        self.passes = staging.passes
 
-    def _longest(self) -> int:
-        """Return the bytes of the longest part."""
-        if self.pass_staging is not None:
-            return self.pass_staging.longest
-        return max((len(part) for buffer in self.parts.values() for part in buffer), default=0)
-
-    def spread(self, channels: int, single: int) -> None:
-        """Let so many channels execute the passes, if a part is longer than `single` bytes.
-
-        The rule depends only on values that all ranks share, as that of the passes does. Each pass has the same chunks of
-        the schedule, so a sum has its terms in the same order, whatever the number of channels.
-        """
-        if channels == 1 or self.call.operation not in _SPREAD or (longest := self._longest()) <= single:
-            return
-        self.channels = channels
-        if self.pass_staging is None:
-            self.passes = -(-self.passes // channels) * channels
-            self._each = -(-longest // (self.passes * ALIGNED_BYTES)) * ALIGNED_BYTES
+    @property
+    def passes(self) -> int:
+        """The number of passes."""
+        return self._passes.number
 
     def channel(self, index: int) -> int:
         """Return the channel that executes a pass."""
-        return index % self.channels
+        return index % self._passes.channels
 
-    def slices(self, index: int) -> dict[Buffer, list[memoryview]] | None:
-        """Return the slices of the parts for one pass; None if they have not been copied from the device yet."""
+    def slices(self, index: int) -> Mapping[Buffer, Views] | None:
+        """Return the memory of the parts in one pass; None if it has not been copied from the device yet."""
         if self.pass_staging is not None:
             return self.pass_staging.views(index)
-        if not self._each:
-            return self.parts
-        start, stop = index * self._each, (index + 1) * self._each
-        return {buffer: [part[start:stop] for part in parts] for buffer, parts in self.parts.items()}
+        start, stop = index * self._passes.each, (index + 1) * self._passes.each
+        schedule, kind = self.program.schedule, self.call.operation
+        return {
+            buffer: in_pass(kind, tensors, schedule.parts(buffer), self.dtype.itemsize, start, stop)
+            for buffer, tensors in self.tensors.items()
+        }
 
     def follows(self, earlier: CollectiveRequest) -> bool:
         """Return whether the memory of both overlaps and one of them writes it: then this one waits for the earlier one."""
@@ -298,11 +259,11 @@ class CollectiveRequest(Request):
         )
 
     def _memory(self) -> list[tuple[bool, int, int]]:
-        """Return (written, start, end) of each buffer, gaps between its parts included."""
+        """Return (written, start, end) of each buffer, gaps between its tensors included."""
         if self._extents is None:
             self._extents = []
-            for buffer, parts in self.parts.items():
-                places = [(address_of(part), len(part)) for part in parts if len(part)]
+            for buffer, tensors in self.tensors.items():
+                places = [(address_of(tensor), len(tensor)) for tensor in tensors if len(tensor)]
                 if places:
                     end = max(address + length for address, length in places)
                     self._extents.append((buffer is not Buffer.INPUT, min(places)[0], end))
@@ -310,4 +271,4 @@ class CollectiveRequest(Request):
 
     def first_segment(self, index: int) -> int:
         """Return the number of the first segment of a pass; segment numbers are unique within a part."""
-        return index * max(_SEGMENTS_PER_PASS, -(-self._each // SMALLEST_BYTES))
+        return index * SEGMENTS_PER_PASS

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ringfence.device.device_thread import DeviceThread
-from ringfence.device.tensors import DeviceTensor, MemoryChanged, Slice
+from ringfence.device.tensors import DeviceTensor, MemoryChanged, Region
 from ringfence.errors import RingfenceError, UnsupportedError
 from ringfence.runtime.staging_times import CallTimes
 
@@ -138,32 +138,34 @@ class StagedCall:
         """Let the stream `up` wait for what is queued on `down`."""
         self.thread.up.wait_event(self.thread.record(self.thread.down))
 
-    def copy_down(self, copies: Sequence[tuple[torch.Tensor, Slice]], then: Callable[[], None]) -> None:
-        """Copy slices to host memory, and continue when they are there."""
-        if not copies:
+    def copy_down(self, regions: Sequence[Region], then: Callable[[], None]) -> None:
+        """Copy regions to host memory, and continue when they are there."""
+        if not regions:
             then()
             return
         with self.thread.down:
-            for host, part in copies:
-                part.tensor.check()
-                host.copy_(part.on_device(), non_blocking=True)
+            for region in regions:
+                region.to_host()
 
         def copied() -> None:
-            for _, part in copies:  # memory that was freed meanwhile may have been another tensor's during the copy
-                part.tensor.check()
+            for region in regions:  # memory that was freed meanwhile may have been another tensor's during the copy
+                region.check()
             then()
 
-        self.thread.when(self.thread.record(self.thread.down), self, copied)
+        event = self.thread.record(self.thread.down)
+        if event.query():  # in confidential mode a copy blocks this thread, so it has ended
+            copied()
+        else:
+            self.thread.when(event, self, copied)
 
-    def copy_up(self, copies: Sequence[tuple[torch.Tensor, Slice]], then: Callable[[], None]) -> None:
-        """Copy host memory to slices, and continue when the host memory is no longer read."""
-        if not copies:
+    def copy_up(self, regions: Sequence[Region], then: Callable[[], None]) -> None:
+        """Copy host memory to regions, and continue when the host memory is no longer read."""
+        if not regions:
             then()
             return
         with self.thread.up:
-            for host, part in copies:
-                part.tensor.check()
-                part.on_device().copy_(host, non_blocking=True)
+            for region in regions:
+                region.to_device()
         self._last_up = self.thread.record(self.thread.up)
         self.thread.when(self._last_up, self, then)
 

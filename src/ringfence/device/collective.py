@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import Final
 
 import torch
 
-from ringfence.collectives import Buffer, Collective
-from ringfence.dataplane.request import PASS_BYTES
+from ringfence.collectives import Buffer, Collective, Passes, Schedule
+from ringfence.collectives.passes import OF_ONE_TENSOR, Parts, Views
 from ringfence.device.call import Reports, StagedCall
 from ringfence.device.device_thread import DeviceThread
 from ringfence.device.slots import SLOT_BYTES, Slot
-from ringfence.device.tensors import DeviceTensor, Slice
+from ringfence.device.tensors import DeviceTensor, Region, Slice
 from ringfence.runtime import staging_times
 
-_ALIGNED: Final = 64  # where a copy begins in a slot: a multiple of every element's size
-_SLICE_ALIGNED: Final = 4096
-_NOT_SLICED: Final = (
-    Collective.ALL_TO_ALL,
-    Collective.BARRIER,
-)  # a rank does not know all lengths of an uneven ALL_TO_ALL
+_ALIGNED: Final = 64  # where a region begins in a slot: a multiple of every element's size
 _NOTHING: Final = memoryview(bytearray())
 
-Parts = dict[Buffer, list[Slice]]
-
-
-def slice_bytes(size: int) -> int:
-    """Return how much of each part one pass takes in a group of this size.
-
-    It depends on the group's size only, so that all ranks slice alike. An operation has at most one part more than the group
-    has ranks, so a pass fits in a slot, except in a group of thousands.
-    """
-    fitting = SLOT_BYTES // (size + 1) // _SLICE_ALIGNED * _SLICE_ALIGNED
-    return min(PASS_BYTES, max(_SLICE_ALIGNED, fitting))
+Slices = dict[Buffer, list[Slice]]
 
 
 class CallQueue:
@@ -56,25 +42,26 @@ class StagedCollective(StagedCall):
         reports: Reports,
         ready: torch.Event,
         kind: Collective,
-        size: int,
-        parts: Parts,
+        schedule: Schedule,
+        passes: Passes,
+        slices: Slices,
     ) -> None:
         super().__init__(thread, tensors, reports, ready)
-        self._parts = parts
-        self.longest = longest = max((part.nbytes for slices in parts.values() for part in slices), default=0)
-        self._each = max(longest, 1) if kind in _NOT_SLICED else slice_bytes(size)
-        self.passes = max(1, -(-longest // self._each))
+        self._slices = slices
+        self._kind = kind
+        self._schedule = schedule
+        self._passes = passes
         self._queue = CallQueue()
         self._next = 0
-        self._left = self.passes
-        self._regions: dict[int, list[tuple[torch.Tensor, Slice]]] = {}
+        self._left = passes.number
+        self._regions: dict[int, list[Region]] = {}
         self._slots: dict[int, Slot] = {}
-        self._views: dict[int, dict[Buffer, list[memoryview]]] = {}
+        self._views: dict[int, Mapping[Buffer, Views]] = {}
         self._times = staging_times.begin()
 
     # -- for the progress loop ---------------------------------------------------------------------------------------
 
-    def views(self, index: int) -> dict[Buffer, list[memoryview]] | None:
+    def views(self, index: int) -> Mapping[Buffer, Views] | None:
         """Return the host memory of a pass, or None if it has not been copied to the host yet."""
         views = self._views.pop(index, None)
         if views is not None:
@@ -122,11 +109,14 @@ class StagedCollective(StagedCall):
             if self._follows_earlier():
                 return False  # the earlier call continues the queue when it ends
             self.begin()
-        while self._next < self.passes:
+        while self._next < self._passes.number:
             if not self._fetch_pass(self._next):
                 self.thread.when_slot_returned(self._queue, self, self._advance_queue)
                 return False
             self._next += 1
+            if self._next < self._passes.number and self.thread.is_wanted():  # copies may block it: others take turns
+                self.thread.submit(self, self._advance_queue)
+                return False
         return True
 
     def _follows_earlier(self) -> bool:
@@ -142,22 +132,22 @@ class StagedCollective(StagedCall):
         """Copy one pass to a slot. Return False if none is free."""
         if self._times is not None:
             self._times.wanted(index)
-        start = index * self._each
-        cut = {buffer: [part.cut(start, start + self._each) for part in parts] for buffer, parts in self._parts.items()}
-        offsets, joined, length = _lay_out(part for parts in cut.values() for part in parts if part.length)
+        cut = {buffer: self._in_pass(buffer, slices, index) for buffer, slices in self._slices.items()}
+        offsets, length = _lay_out(cut)
         slot = self._take_slot(length)
         if length and slot is None:
             return False
+        views: dict[Buffer, Views] = {}
+        regions: dict[int, Region] = {}
+        for buffer, slices in cut.items():
+            views[buffer] = self._host_views(slot, offsets[buffer], buffer, slices)
+            host = slot.tensor[offsets[buffer] : offsets[buffer] + _nbytes(slices)] if slot else None
+            if host is not None and len(host):
+                regions.setdefault(offsets[buffer], Region(host, slices))
         if slot is not None:
             self._slots[index] = slot
             self._queue.slots_held += 1
-            self._regions[index] = [
-                (slot.tensor[offset : offset + part.nbytes].view(part.tensor.dtype), part) for part, offset in joined
-            ]
-        views = {
-            buffer: [_view(slot, offsets[part], part.nbytes) if slot and part.length else _NOTHING for part in parts]
-            for buffer, parts in cut.items()
-        }
+            self._regions[index] = list(regions.values())
 
         def arrived() -> None:
             self._stage_ended(index)
@@ -165,8 +155,27 @@ class StagedCollective(StagedCall):
             self._reports.available()
 
         self._stage_ended(index)
-        self.copy_down([each for each in self._regions.get(index, ()) if each[1].tensor.reads], arrived)
+        self.copy_down([each for each in self._regions.get(index, ()) if each.reads], arrived)
         return True
+
+    def _in_pass(self, buffer: Buffer, slices: list[Slice], index: int) -> list[Slice]:
+        """Return what a pass takes of a buffer's tensors."""
+        start, stop = index * self._passes.each, (index + 1) * self._passes.each
+        divided = len(slices) == 1 and self._kind not in OF_ONE_TENSOR
+        return [each.cut(start, stop, self._schedule.parts(buffer) if divided else 1) for each in slices]
+
+    def _host_views(self, slot: Slot | None, offset: int, buffer: Buffer, slices: list[Slice]) -> Views:
+        """Return the parts of a buffer in a slot, where they are adjacent."""
+        parts = self._schedule.parts(buffer)
+        if slot is None:
+            return Parts(_NOTHING, parts, 0)
+        whole = slot.view[offset : offset + _nbytes(slices)]
+        if len(slices) == 1 and parts > 1:
+            return Parts.divided(whole, parts, slices[0].tensor.dtype.itemsize)
+        if parts > 1 and len({each.nbytes for each in slices}) == 1:
+            return Parts(whole, parts, slices[0].nbytes)
+        ends = list(accumulate(each.nbytes for each in slices))
+        return [whole[end - each.nbytes : end] for each, end in zip(slices, ends, strict=True)]
 
     def _take_slot(self, length: int) -> Slot | None:
         """Take a pinned slot. A queue that has none gets pageable memory, so that queues never wait for each other."""
@@ -182,7 +191,7 @@ class StagedCollective(StagedCall):
             return
         self._stage_ended(index)
         regions = self._regions.pop(index, [])
-        self.copy_up([each for each in regions if each[1].tensor.writes], lambda: self._return_slot(index))
+        self.copy_up([each for each in regions if each.writes], lambda: self._return_slot(index))
         self._left -= 1
         if not self._left:
             self.end()
@@ -200,7 +209,7 @@ class StagedCollective(StagedCall):
         if self._times is not None and not self._left:
             self._times.finish()
             self._times = None
-        self._parts = {}
+        self._slices = {}
         if self in self._queue.unfinished:
             self._queue.unfinished.remove(self)
         self._advance_queue()
@@ -215,27 +224,19 @@ class StagedCollective(StagedCall):
         super()._drop()
 
 
-def _lay_out(parts: Iterable[Slice]) -> tuple[dict[Slice, int], list[tuple[Slice, int]], int]:
-    """Return the offset of each part in a slot, the same with neighbours joined, each of which is one copy, and the length.
-
-    Parts of several buffers may be the same memory. Parts that follow each other on the device do so in the slot.
-    """
-    offsets: dict[Slice, int] = {}
-    joined: list[tuple[Slice, int]] = []
+def _lay_out(cut: Slices) -> tuple[dict[Buffer, int], int]:
+    """Return the offset of each buffer in a slot, and the length. Buffers that are the same memory have the same offset."""
+    offsets: dict[Buffer, int] = {}
     end = 0
-    for part in parts:
-        if part in offsets:
+    for buffer, slices in cut.items():
+        same = next((other for other in offsets if cut[other] == slices), None)
+        if same is not None:
+            offsets[buffer] = offsets[same]
             continue
-        last, start = joined[-1] if joined else (None, 0)
-        if last is not None and last.tensor is part.tensor and last.start + last.length == part.start:
-            joined[-1] = Slice(last.tensor, last.start, last.length + part.length), start
-        else:
-            end = -(-end // _ALIGNED) * _ALIGNED
-            joined.append((part, end))
-        offsets[part] = end
-        end += part.nbytes
-    return offsets, joined, end
+        offsets[buffer] = -(-end // _ALIGNED) * _ALIGNED
+        end = offsets[buffer] + _nbytes(slices)
+    return offsets, end
 
 
-def _view(slot: Slot, offset: int, length: int) -> memoryview:
-    return slot.view[offset : offset + length]
+def _nbytes(slices: list[Slice]) -> int:
+    return sum(each.nbytes for each in slices)

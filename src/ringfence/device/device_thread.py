@@ -83,6 +83,10 @@ class DeviceThread:
         """Run a task once the device has reached an event."""
         self._pending.append(_Pending(event, time.monotonic(), _Task(owner, run)))
 
+    def is_wanted(self) -> bool:
+        """Return whether other tasks wait for this thread."""
+        return bool(self._tasks)
+
     def record(self, stream: torch.Stream) -> torch.Event:
         """Record an event on a stream."""
         event = torch.Event(self.device)

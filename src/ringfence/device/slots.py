@@ -7,10 +7,11 @@ from typing import Final
 
 import torch
 
+from ringfence.collectives.passes import PASS_BYTES
 from ringfence.dataplane.buffers import bytes_of_memory
 
-SLOT_BYTES: Final = 8 << 20
-SLOTS: Final = 8  # so at most 64 MiB of pinned memory for each device
+SLOT_BYTES: Final = PASS_BYTES
+SLOTS: Final = 8  # so at most 128 MiB of pinned memory for each device
 
 _log = logging.getLogger("ringfence")
 

@@ -79,26 +79,77 @@ class DeviceTensor:
 
 
 class Slice(NamedTuple):
-    """A range of elements of a device tensor."""
+    """A range of elements of a device tensor, or a range of each of `parts` equal parts of it."""
 
     tensor: DeviceTensor
     start: int
-    length: int
+    length: int  # in each part
+    parts: int = 1
+    stride: int = 0  # elements from one part to the next
 
     @property
     def nbytes(self) -> int:
-        return int(self.length * self.tensor.dtype.itemsize)
+        return int(self.parts * self.length * self.tensor.dtype.itemsize)
 
-    def cut(self, start: int, stop: int) -> Slice:
-        """Return the part between two offsets in bytes, which are multiples of the element's size."""
-        size = self.tensor.dtype.itemsize
-        first, last = min(self.length, start // size), min(self.length, stop // size)
-        return Slice(self.tensor, self.start + first, last - first)
+    def cut(self, start: int, stop: int, parts: int = 1) -> Slice:
+        """Return what is between two offsets in bytes, multiples of the element's size, in each of so many equal parts."""
+        size, each = self.tensor.dtype.itemsize, self.length // parts
+        first, last = min(each, start // size), min(each, stop // size)
+        if last - first == each:
+            return self
+        return Slice(self.tensor, self.start + first, last - first, parts, each)
 
     def on_device(self) -> torch.Tensor:
         """Return the memory on the device."""
         assert self.tensor.flat is not None
-        return self.tensor.flat[self.start : self.start + self.length]
+        if self.parts == 1:
+            return self.tensor.flat[self.start : self.start + self.length]
+        return self.tensor.flat.as_strided((self.parts, self.length), (self.stride, 1), self.start)
+
+
+class Region(NamedTuple):
+    """Slices of device tensors that are copied to adjacent host memory, or from it, by one copy."""
+
+    host: torch.Tensor  # of bytes
+    slices: list[Slice]
+
+    @property
+    def reads(self) -> bool:
+        return any(each.tensor.reads for each in self.slices)
+
+    @property
+    def writes(self) -> bool:
+        return any(each.tensor.writes for each in self.slices)
+
+    def check(self) -> None:
+        """Raise MemoryChanged if the memory of a tensor was replaced since the call."""
+        for each in self.slices:
+            each.tensor.check()
+
+    def to_host(self) -> None:
+        """Copy to the host, on the current stream. What is not contiguous is packed on the device first."""
+        self.check()
+        packed = [each.on_device().reshape(-1) for each in self.slices]
+        self._typed.copy_(packed[0] if len(packed) == 1 else torch.cat(packed), non_blocking=True)
+
+    def to_device(self) -> None:
+        """Copy to the device, on the current stream. What is not contiguous is unpacked there."""
+        self.check()
+        target = self.slices[0].on_device()
+        if len(self.slices) == 1 and target.is_contiguous():
+            target.view(-1).copy_(self._typed, non_blocking=True)
+            return
+        packed = torch.empty(self._typed.shape, dtype=self._typed.dtype, device=target.device)
+        packed.copy_(self._typed, non_blocking=True)
+        end = 0
+        for each in self.slices:
+            target = each.on_device()
+            begin, end = end, end + target.numel()
+            target.copy_(packed[begin:end].view(target.shape))
+
+    @property
+    def _typed(self) -> torch.Tensor:
+        return self.host.view(self.slices[0].tensor.dtype)
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

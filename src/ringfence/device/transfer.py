@@ -10,7 +10,7 @@ import torch
 from ringfence.device.call import Reports, StagedCall
 from ringfence.device.device_thread import DeviceThread
 from ringfence.device.slots import Slot
-from ringfence.device.tensors import DeviceTensor, Slice
+from ringfence.device.tensors import DeviceTensor, Region, Slice
 from ringfence.link.frames import Call
 from ringfence.runtime.events import Events
 from ringfence.runtime.point_to_point import Transfer
@@ -168,10 +168,10 @@ class StagedPieces(StagedCall):
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def _region(self, piece: int, slot: Slot) -> tuple[torch.Tensor, Slice]:
+    def _region(self, piece: int, slot: Slot) -> Region:
         whole = Slice(self.tensors[0], 0, self._elements)
         part = whole.cut(piece * self._each, (piece + 1) * self._each)
-        return slot.tensor[: part.nbytes].view(part.tensor.dtype), part
+        return Region(slot.tensor[: part.nbytes], [part])
 
     def _give(self, slot: Slot) -> None:
         self.thread.slots.give(slot)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from ringfence import keys
 from ringfence.collectives import Collective, Thresholds, choose
+from ringfence.collectives.passes import Views
 from ringfence.collectives.schedule import Buffer
 from ringfence.dataplane.choice import Execution, make_execution
 from ringfence.dataplane.endpoint import PassFrames
 from ringfence.dataplane.execution import Pass
 from ringfence.dataplane.program import Program, program
-from ringfence.dataplane.request import STAGED, CollectiveRequest, Request, describe_call
+from ringfence.dataplane.request import CollectiveRequest, Request, describe_call
 from ringfence.dataplane.shared import OwnMemory, shared_bytes
 from ringfence.errors import PeerLostError
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
@@ -150,7 +151,6 @@ class Communicator:
         """Queue a collective and start what can be started."""
         self.sequence += 1
         request.sequence = self.sequence
-        request.spread(1 + len(self.channels), self.table.channel_bytes)
         self._waiting.append(request)
         self._start_passes()
 
@@ -193,7 +193,7 @@ class Communicator:
         earlier = (execution.operation for execution in self._active)
         return any(isinstance(each, CollectiveRequest) and request.follows(each) for each in earlier)
 
-    def _start(self, request: CollectiveRequest, index: int, parts: dict[Buffer, list[memoryview]]) -> None:
+    def _start(self, request: CollectiveRequest, index: int, parts: Mapping[Buffer, Views]) -> None:
         execution: Execution | _Elsewhere
 
         def finished() -> None:
@@ -265,12 +265,10 @@ class Communicator:
         """Return the message for a frame that belongs to another collective than the expected one."""
         call, mine = header_call(header), execution.operation.describe()
         theirs = describe_call(call, header.sequence)
-        mixed = (call.schedule ^ execution.operation.call.schedule) == STAGED
         where = f" ({header.length} bytes, step {header.step}, segment {header.segment})" if theirs == mine else ""
         return (
             f"the ranks of group {self.name!r} run different collectives: worker {self.context.rank} is in {mine}, "
-            f"worker {self.ranks[peer]} sent {theirs}{where}. Every rank must call the same collectives in the same order"
-            f"{' and with tensors on the same kind of device' if mixed else ''}."
+            f"worker {self.ranks[peer]} sent {theirs}{where}. Every rank must call the same collectives in the same order."
         )
 
     # -- closing -----------------------------------------------------------------------------------------------------

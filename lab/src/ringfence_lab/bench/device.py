@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ringfence.device.collective import slice_bytes
+from ringfence.collectives.passes import PASS_BYTES
 from ringfence.errors import ConfigurationError
 from ringfence_lab import accelerator
 from ringfence_lab.accelerator.tee import Tee
@@ -60,10 +60,9 @@ class CopiesBeside:
     caller issues them, which costs less than waking a thread.
     """
 
-    def __init__(self, device: torch.device, ranks: int) -> None:
-        self._bytes = slice_bytes(ranks) * ranks
+    def __init__(self, device: torch.device) -> None:
         self._down, self._up = torch.Stream(device), torch.Stream(device)
-        self._host = [torch.empty(self._bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._host = [torch.empty(PASS_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._threads = ThreadPoolExecutor(2)
         self._begun: list[Future[None]] = []
 

@@ -17,7 +17,7 @@ VARIANTS: Final = {
     "plain-ring": "the ring of the two above, in the clear",
     "ringfence-profiled": "ringfence with a clock around each stage (--profile)",
     "ringfence-ring": "ringfence that sums everything in a ring",
-    "ringfence-tree": "ringfence that sums everything up and down a tree",
+    "ringfence-halving": "ringfence that halves and doubles",
     "ringfence-doubling": "ringfence that sums everything by recursive doubling",
 }
 HOST: Final = ("host-a", "host-b")  # the baseline of device tensors, twice for the same reason

@@ -109,7 +109,7 @@ class HostVariant(GroupVariant):
         super().__init__(group)
         assert place.device is not None
         self._rank = place.rank
-        self._copies = CopiesBeside(place.device, place.size)
+        self._copies = CopiesBeside(place.device)
         self._on_device: Tensors
         self._blocking = False
 
@@ -153,11 +153,11 @@ class RingVariant(Variant):
 class RingSession(Session):
     """Sums everything in a ring. This and the next two check the choices of the selection table and of the planner."""
 
-    table = Thresholds(small=0, ring_slice=0)
+    table = Thresholds(small=0, ring_group=_ALWAYS)
 
 
-class TreeSession(Session):
-    table = Thresholds(small=0, ring_slice=_ALWAYS >> 20)  # it is multiplied by the group's size
+class HalvingSession(Session):
+    table = Thresholds(small=0, ring_group=0)
 
 
 class DoublingSession(Session):
@@ -169,7 +169,7 @@ _SESSIONS: Final[dict[str, type[Session]]] = {
     "ringfence-unsealed": UnsealedSession,
     "ringfence-profiled": ProfiledSession,
     "ringfence-ring": RingSession,
-    "ringfence-tree": TreeSession,
+    "ringfence-halving": HalvingSession,
     "ringfence-doubling": DoublingSession,
 }
 _RINGS: Final[dict[str, type[Ring]]] = {"plain-ring": Ring, "hop-by-hop": HopByHopRing, "tls": TlsRing}

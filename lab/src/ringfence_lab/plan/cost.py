@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Final
 
 from ringfence.collectives import ScheduleId
-from ringfence.keys import SEGMENT_BYTES, SHARED_FROM_BYTES
+from ringfence.collectives.passes import PASS_BYTES
+from ringfence.keys import SHARED_FROM_BYTES
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.schedules import (
     RINGS,
@@ -23,7 +24,6 @@ from ringfence_lab.plan.schedules import (
     chain,
     chain_shares,
     copied,
-    has_parts,
     near_share,
     usual,
 )
@@ -38,16 +38,14 @@ from ringfence_lab.plan.work import (
     added,
     load,
     lost,
+    passes,
     scaled,
     segments,
     stage_costs,
 )
 
 _SHARP: Final = 6
-_SLOT_BYTES: Final = 8 << 20  # of staging, as the next three
-_PASS_BYTES: Final = 8 * SEGMENT_BYTES
-_SLICE_ALIGNED: Final = 4096
-_SLOTS: Final = 8  # of a device, each with one pass
+_SLOTS: Final = 8  # of a device, each with one pass of staging
 GIVEN_BACK: Final = 32 << 20  # bytes from which the C library gives freed memory back to the system, at the latest
 
 
@@ -101,8 +99,9 @@ def collective_cost(
     bound = max(bounds, key=lambda name: sum(bounds[name].values()))
     work = bounds[bound]
     near = near_share(identifier, size, machine) if machine > 1 and variant.shares else 0.0
+    in_pass = whole / passes(variant, whole)  # passes overlap: the chain is that of one
     links = [
-        (link, _message(hardware, variant, spent, link, whole, size, together, identifier, machine, near))
+        (link, _message(hardware, variant, spent, link, in_pass, size, together, identifier, machine, near))
         for link in path_links
     ]
     path: Terms = {}
@@ -195,7 +194,7 @@ def _message(
     length, pieces = segments(variant, link.part * whole)
     far = 0.0 if together >= size else (1 / together if identifier in RINGS else 1.0)
     if machine > 1 and variant.shares:
-        if identifier.name.endswith("_TWO_LEVELS"):
+        if "_TWO_LEVELS" in identifier.name:
             near = float(link.near)
         far = 0.0 if together >= size else 1 - near
     sealed = 1 - near  # the share that passes through the network stack
@@ -251,41 +250,28 @@ def _between_devices(
     return Cost(seconds, {term: seconds}, bound, seconds)
 
 
-def slice_bytes(size: int) -> int:
-    """Return how much of each part the runtime stages in one pass in a group of this size (spec/link.md)."""
-    return min(_PASS_BYTES, max(_SLICE_ALIGNED, _SLOT_BYTES // (size + 1) // _SLICE_ALIGNED * _SLICE_ALIGNED))
-
-
 def staged(hardware: Hardware, variant: Variant, identifier: ScheduleId, size: int, whole: float, found: Cost) -> Cost:
     """Return the cost of a collective on device tensors that costs `found` on host tensors.
 
-    It is executed in passes, each of which is copied to the host, executed and copied back. Passes overlap, so the slowest of
-    these stages determines the cost, and what the other stages take for one pass is added: the first pass is copied to the
-    host, and the last one back, beside nothing. Copies in the two directions run beside each other, except in a confidential
-    mode in which copies serialise: each blocks the thread that issues it, and that thread fills all slots before it
-    hands over the first.
+    It is executed in passes. One copy brings a pass to the host and another one back, however many workers there are. Passes
+    overlap, so the slowest of the stages determines the cost, and what the others take for one pass is added: the first pass
+    is copied to the host, and the last one back, beside nothing. Copies in the two directions run beside each other, except
+    in a confidential mode in which copies serialise: each blocks the thread that issues it, and that thread fills all slots
+    before it hands over the first.
     """
     rate, overhead = _copy_figures(hardware, variant)
-    piece, parts = slice_bytes(size), size if has_parts(identifier) else 1
-    down, up = copied(identifier, size, whole)
-    passes = max(1, math.ceil(max(down, up) / parts / piece))
-    reading, writing = (_copying(length, max(down, up), passes, parts, rate, overhead) for length in (down, up))
+    number = max(1, math.ceil(whole / PASS_BYTES))
+    reading, writing = (number * overhead + length / rate for length in copied(identifier, size, whole))
     if variant.name == "plaintext" or hardware["device", "overlap"]:
         copying = max(reading, writing)
-        seconds = (reading + writing + found.seconds + (passes - 1) * max(copying, found.seconds)) / passes
+        seconds = (reading + writing + found.seconds + (number - 1) * max(copying, found.seconds)) / number
     else:
         copying = reading + writing
-        filled = reading * min(1.0, _SLOTS / passes)
-        seconds = filled + max(found.seconds + writing / passes, found.seconds / passes + copying - filled)
+        filled = reading * min(1.0, _SLOTS / number)
+        seconds = filled + max(found.seconds + writing / number, found.seconds / number + copying - filled)
     terms = added(found.terms, {"host-device copy": seconds - found.seconds})
     bound = found.bound if found.seconds >= copying else "host-device copy"
     return Cost(seconds, terms, bound, max(found.work, copying), found.cpu)
-
-
-def _copying(length: float, longest: float, passes: int, parts: int, rate: float, overhead: float) -> float:
-    """Return the seconds of all copies in one direction: one for each part of a pass, which are neighbours in a single one."""
-    copies = passes * max(1, round(parts * length / longest)) if passes > 1 else 1
-    return copies * overhead + length / rate
 
 
 @lru_cache(maxsize=64)

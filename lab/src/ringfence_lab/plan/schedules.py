@@ -24,15 +24,29 @@ _ALIKE_ON_MACHINES: Final = (
     ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
     ScheduleId.ALL_GATHER_TWO_LEVELS,
 )
+TOGETHER: Final = (ScheduleId.ALL_REDUCE_HALVING, ScheduleId.REDUCE_SCATTER_HALVING, ScheduleId.ALL_GATHER_DOUBLING)
+_APART: Final = (
+    ScheduleId.ALL_REDUCE_HALVING_APART,
+    ScheduleId.REDUCE_SCATTER_HALVING_APART,
+    ScheduleId.ALL_GATHER_DOUBLING_APART,
+)
 SYMMETRIC: Final = frozenset(  # all workers do the same
     {
         *RINGS,
         *_ALIKE_ON_MACHINES,
-        ScheduleId.REDUCE_SCATTER_BRUCK,
-        ScheduleId.ALL_GATHER_BRUCK,
+        *_APART,
         ScheduleId.ALL_TO_ALL_BRUCK,
         ScheduleId.ALL_REDUCE_DOUBLING,
         ScheduleId.BARRIER,
+    }
+)
+# All workers do the same, but where a circle closes in the memory of a worker, it sends two messages in place of one.
+_WRAPPED: Final = frozenset(
+    {
+        *TOGETHER,
+        ScheduleId.ALL_REDUCE_TWO_LEVELS_HALVING,
+        ScheduleId.REDUCE_SCATTER_TWO_LEVELS_HALVING,
+        ScheduleId.ALL_GATHER_TWO_LEVELS_DOUBLING,
     }
 )
 # Of schedules with two levels: how often a message goes round its machine, round all machines, and on to the others of its
@@ -43,6 +57,12 @@ _TWO_LEVELS: Final = {
     ScheduleId.ALL_GATHER_TWO_LEVELS: (0, 1, 1, False),
     ScheduleId.BROADCAST_TWO_LEVELS: (0, 1, 1, True),
     ScheduleId.REDUCE_TWO_LEVELS: (1, 1, 0, True),
+}
+# The same where machines halve and double what they have, and a message inside a machine is all that a worker has.
+_TWO_LEVELS_HALVING: Final = {
+    ScheduleId.ALL_REDUCE_TWO_LEVELS_HALVING: (1, 2, 1),
+    ScheduleId.REDUCE_SCATTER_TWO_LEVELS_HALVING: (1, 1, 0),
+    ScheduleId.ALL_GATHER_TWO_LEVELS_DOUBLING: (0, 1, 1),
 }
 GLOO: Final = {
     "all_reduce": ScheduleId.ALL_REDUCE_RING,
@@ -159,8 +179,8 @@ def busiest(
     """
     some = sorted({0, 1, 2, 3, size // 2, size - 1, *range(min(per_machine, 8))})
     ranks = range(size) if size <= 16 else [rank for rank in some if rank < size]
-    alike = identifier in SYMMETRIC
-    chosen = _different(identifier, size, per_machine) if alike else ranks
+    chosen = _different(identifier, size, per_machine) if identifier in SYMMETRIC else ranks
+    alike = identifier in SYMMETRIC or identifier in _WRAPPED
     return tuple(_tasks_of(identifier, size, rank, per_machine, shared) for rank in chosen), alike
 
 
@@ -169,16 +189,20 @@ def usual(identifier: ScheduleId, size: int, per_machine: int = 0, shared: bool 
 
     Beyond 64 workers it is that of 64: a tree has as many edges as workers, less one, whatever its size.
     """
-    return _mean(identifier, size if identifier in SYMMETRIC else min(size, _LIKE_MORE), per_machine, shared)
+    grows = identifier in SYMMETRIC or identifier in _WRAPPED
+    return _mean(identifier, size if grows else min(size, _LIKE_MORE), per_machine, shared)
 
 
 @lru_cache(maxsize=512)
 def _mean(identifier: ScheduleId, size: int, per_machine: int, shared: bool) -> Mapping[Task, float]:
-    ranks = _different(identifier, size, per_machine) if identifier in SYMMETRIC else dict.fromkeys(range(size), 1)
+    step = max(1, size // _LIKE_MORE)  # more than one of schedules only that are alike for all
+    step += step > 1 and per_machine > 1  # not always the same worker of a machine
+    alike = identifier in SYMMETRIC
+    ranks = _different(identifier, size, per_machine) if alike else dict.fromkeys(range(0, size, step), 1)
     counted: Counter[Task] = Counter()
-    for rank, alike in ranks.items():
+    for rank, others in ranks.items():
         for task, times in _tasks_of(identifier, size, rank, per_machine, shared).items():
-            counted[task] += times * alike
+            counted[task] += times * others
     return {task: times / sum(ranks.values()) for task, times in counted.items()}
 
 
@@ -218,8 +242,22 @@ def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Chai
         part = 1.0 if whole else 1 / size
         times = ((before * near, True), (beyond * far, False), (min(after, near), True))
         return tuple(ChainMessage(part, count, True, inside) for count, inside in times if count)
+    if identifier in _TWO_LEVELS_HALVING:
+        before, beyond, after = _TWO_LEVELS_HALVING[identifier]
+        near, far = min(per_machine, size) - 1, -(-size // per_machine)
+        inside = 1 / (near + 1)
+        return (
+            *([ChainMessage(inside, before * near, True, True)] if before * near else ()),
+            *(ChainMessage(inside * part, beyond, False) for part in _in_turn(far)),
+            *([ChainMessage(inside, after, True, True)] if after and near else ()),
+        )
     rounds, levels = (size - 1).bit_length(), size.bit_length() - 1
-    doubling = [(min(1 << turn, size - (1 << turn)) / size) for turn in range(rounds)]
+    doubling = _doubled(size)
+    both = 2 if identifier.name.startswith("ALL_REDUCE") else 1
+    if identifier in TOGETHER:
+        return tuple(ChainMessage(part, both, False) for part in _in_turn(size))
+    if identifier in _APART:
+        return (ChainMessage(1 / size, both * len(_in_turn(size)), True),)
     match identifier:
         case ScheduleId.ALL_REDUCE_RING:
             return (ChainMessage(1 / size, 2 * (size - 1), True),)
@@ -227,7 +265,7 @@ def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Chai
             return (ChainMessage(1 / size, size - 1, True),)
         case ScheduleId.ALL_REDUCE_DOUBLING:
             return (ChainMessage(1.0, levels + (2 if size > 1 << levels else 0), True),)
-        case ScheduleId.ALL_REDUCE_TREE | ScheduleId.GROUP_OPENING:
+        case ScheduleId.GROUP_OPENING:
             return (ChainMessage(1.0, 2 * levels, True),)
         case ScheduleId.REDUCE_TREE | ScheduleId.BROADCAST_TREE:
             return (ChainMessage(1.0, levels, True),)
@@ -235,8 +273,6 @@ def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Chai
             return (ChainMessage(1.0, size - 1, True),)
         case ScheduleId.REDUCE_BINOMIAL | ScheduleId.BROADCAST_BINOMIAL:
             return (ChainMessage(1.0, levels, True),)
-        case ScheduleId.ALL_GATHER_BRUCK | ScheduleId.REDUCE_SCATTER_BRUCK:
-            return tuple(ChainMessage(part, 1, False) for part in doubling)
         case ScheduleId.GATHER_BINOMIAL | ScheduleId.SCATTER_BINOMIAL:
             return tuple(ChainMessage(part, 1, False) for part in doubling)
         case ScheduleId.ALL_TO_ALL_BRUCK:
@@ -248,9 +284,21 @@ def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Chai
             return (ChainMessage(1 / size, 1, True),)  # direct exchanges: no message waits for another
 
 
+def _doubled(size: int) -> list[float]:
+    """The shares of the whole that move in each round in which distances double."""
+    return [min(1 << turn, size - (1 << turn)) / size for turn in range((size - 1).bit_length())]
+
+
+def _in_turn(size: int) -> list[float]:
+    """Those of the rounds that wait for each other: the one with the workers beyond a power of two may wait for none."""
+    beyond = size - (1 << (size - 1).bit_length() >> 1)
+    parts = _doubled(size)
+    return parts if 1 + (beyond - 1).bit_length() >= len(parts) else parts[:-1]
+
+
 def near_share(identifier: ScheduleId, size: int, machine: int) -> float:
     """Return the share of a chain's messages that stay inside a machine; where distances double, those of the short ones."""
-    if identifier.name.endswith(("_BINOMIAL", "_DOUBLING", "_BRUCK")):
+    if identifier.name.endswith(("_BINOMIAL", "_DOUBLING", "_BRUCK")) or identifier in (*TOGETHER, *_APART):
         return (machine - 1).bit_length() / (size - 1).bit_length()
     sent = [
         (task.near, times) for task, times in usual(identifier, size, machine).items() if task.action is Action.SEND
@@ -263,10 +311,15 @@ def chain_shares(identifier: ScheduleId, forwards: bool, size: int) -> tuple[flo
     name = identifier.name
     if identifier is ScheduleId.ALL_REDUCE_DOUBLING:
         return 1.0, 1.0
-    passed_on = forwards and size > 2
+    passed_on = forwards and size > 2 and identifier not in (*TOGETHER, *_TWO_LEVELS_HALVING)
     if name.startswith("ALL_REDUCE_"):
         return (0.5 if passed_on else 1.0), 0.5
-    forwarded = identifier in (ScheduleId.ALL_GATHER_RING, ScheduleId.BROADCAST_CHAIN, ScheduleId.BROADCAST_TREE)
+    forwarded = identifier in (
+        ScheduleId.ALL_GATHER_RING,
+        ScheduleId.ALL_GATHER_DOUBLING_APART,
+        ScheduleId.BROADCAST_CHAIN,
+        ScheduleId.BROADCAST_TREE,
+    )
     return (0.0 if passed_on and forwarded else 1.0), float("REDUCE" in name)
 
 
@@ -275,10 +328,3 @@ def copied(identifier: ScheduleId, size: int, whole: float) -> tuple[float, floa
     if identifier.name.startswith("ALL_GATHER"):
         return whole / size, whole
     return whole, whole / size if identifier.name.startswith("REDUCE_SCATTER") else whole
-
-
-def has_parts(identifier: ScheduleId) -> bool:
-    """Return whether the tensor of a collective is divided into a part for each worker."""
-    if identifier.name.startswith(("BROADCAST", "REDUCE_")):
-        return identifier.name.startswith("REDUCE_SCATTER")
-    return identifier not in (ScheduleId.ALL_REDUCE_TREE, ScheduleId.ALL_REDUCE_DOUBLING)

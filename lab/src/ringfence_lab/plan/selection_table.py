@@ -20,19 +20,25 @@ GROUPS: Final = (2, 3, 4, 8, 16, 64, 256, 1024)
 SIZES: Final = tuple(4096 << (2 * power) for power in range(9))  # 4 KiB to 256 MiB
 _OF: Final = {
     Collective.ALL_REDUCE: (
-        ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_REDUCE_DOUBLING, ScheduleId.ALL_REDUCE_TREE,
+        ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_REDUCE_DOUBLING, ScheduleId.ALL_REDUCE_HALVING,
+        ScheduleId.ALL_REDUCE_HALVING_APART,
     ),
     Collective.REDUCE: (ScheduleId.REDUCE_BINOMIAL, ScheduleId.REDUCE_CHAIN, ScheduleId.REDUCE_TREE),
     Collective.BROADCAST: (ScheduleId.BROADCAST_BINOMIAL, ScheduleId.BROADCAST_CHAIN, ScheduleId.BROADCAST_TREE),
-    Collective.ALL_GATHER: (ScheduleId.ALL_GATHER_RING, ScheduleId.ALL_GATHER_BRUCK),
-    Collective.REDUCE_SCATTER: (ScheduleId.REDUCE_SCATTER_RING, ScheduleId.REDUCE_SCATTER_BRUCK),
+    Collective.ALL_GATHER: (
+        ScheduleId.ALL_GATHER_RING, ScheduleId.ALL_GATHER_DOUBLING, ScheduleId.ALL_GATHER_DOUBLING_APART,
+    ),
+    Collective.REDUCE_SCATTER: (
+        ScheduleId.REDUCE_SCATTER_RING, ScheduleId.REDUCE_SCATTER_HALVING, ScheduleId.REDUCE_SCATTER_HALVING_APART,
+    ),
     Collective.GATHER: (ScheduleId.GATHER_BINOMIAL, ScheduleId.GATHER_DIRECT),
     Collective.ALL_TO_ALL: (ScheduleId.ALL_TO_ALL_BRUCK, ScheduleId.ALL_TO_ALL_DIRECT),
 }  # fmt: skip
 # Which threshold decides for which collectives, in the order in which they are found.
 _DECIDES: Final[dict[str, tuple[Collective, ...]]] = {
     "small": (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
-    "ring_slice": (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
+    "ring_group": (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
+    "apart_bytes": (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
     "chain_slice": (Collective.BROADCAST, Collective.REDUCE),
     "chain_group": (Collective.BROADCAST, Collective.REDUCE),
     "direct_group": (Collective.GATHER,),

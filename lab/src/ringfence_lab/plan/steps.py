@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
-from ringfence.collectives import ScheduleId
+from ringfence.collectives import ScheduleId, Thresholds
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan import fsdp
 from ringfence_lab.plan.cost import collective_cost, shared_by, staging
@@ -22,7 +22,7 @@ from ringfence_lab.plan.work import FREE, Cost, Variant, fitted_figures, load
 
 FLAT: Final = {
     "ring": ScheduleId.ALL_REDUCE_RING,
-    "tree": ScheduleId.ALL_REDUCE_TREE,
+    "halving": ScheduleId.ALL_REDUCE_HALVING,
     "doubling": ScheduleId.ALL_REDUCE_DOUBLING,
 }
 SCHEDULES: Final = ("table", *FLAT, "two-levels")
@@ -202,7 +202,8 @@ def all_reduce(
         return _over_devices(hardware, variant, workers, whole, channels, narrow)
     identifier = FLAT.get(schedule, FLAT["ring"])
     if schedule == "two-levels" and shared > 1 and workers % shared == 0:
-        identifier = ScheduleId.ALL_REDUCE_TWO_LEVELS
+        many = workers // shared > Thresholds().ring_group
+        identifier = ScheduleId.ALL_REDUCE_TWO_LEVELS_HALVING if many else ScheduleId.ALL_REDUCE_TWO_LEVELS
     return _of_a_step(hardware, variant, identifier, workers, whole, channels, narrow, shared)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from ringfence.collectives.passes import PASS_BYTES
+from ringfence.keys import CHANNEL_LIMIT
 from ringfence_lab.accelerator.tee import Tee
 from ringfence_lab.bench import names
 from ringfence_lab.plan.hardware import load
@@ -20,7 +22,7 @@ _MOVE: Final = 0.4e-9  # copying and adding a byte of a sub-step
 _SEALED: Final = 2.5e-9  # sealing, sending through a limited link, receiving, opening and adding a byte, both ends
 _COPY: Final = 100e-6  # issuing one copy, with its events
 _PASSES: Final = {"plain": 0, "plain-again": 0, "direct": 2, "all": 2}  # of AES for each byte of a sub-step; else 4
-_PASS_BYTES: Final = 8 << 20  # of a tensor that ringfence copies to the host at once: order of magnitude
+HOST_CORES: Final = float(CHANNEL_LIMIT)  # of each device's host that seal: a channel each, of the 12 that a GPU has
 
 
 def host_rate(cores: float) -> float:
@@ -73,7 +75,7 @@ def sealed_seconds(tee: Tee, workers: int, trace: Sequence[Step], rate: float) -
     """Return the simulated time of a step whose buckets ringfence sums, with so many bytes per second of a host."""
     times = []
     for size, _ in trace:
-        pieces = max(1.0, size / _PASS_BYTES)
+        pieces = max(1.0, size / PASS_BYTES)
         copying = pieces * copy_seconds(tee, size / pieces)
         times.append(max(copying, 2 * (workers - 1) / workers * size / rate) + copying / pieces)
     return _step(trace, times)

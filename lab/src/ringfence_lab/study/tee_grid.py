@@ -74,7 +74,7 @@ def cells(block: Block, rounds: int) -> Iterator[Cell]:
 def _inputs(block: Block, preset: str) -> Iterator[_Inputs]:
     figures = figures_of(tee.load(preset))
     samples = block.one(SAMPLES, blocks.whole, 1)
-    cores = block.one(HOST_CORES, blocks.positive, 1.0)
+    cores = block.one(HOST_CORES, blocks.positive, tee_cost.HOST_CORES)
     if not block.has("vary"):
         yield _Inputs("", figures, samples, cores)
         return

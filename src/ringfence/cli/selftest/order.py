@@ -16,9 +16,8 @@ from torch import Tensor
 
 from ringfence.cli.selftest.device import KERNEL_SECONDS, Setting
 from ringfence.cli.selftest.outcome import Outcome, right, wrong
-from ringfence.device.collective import slice_bytes
 from ringfence.device.device_thread import thread_of
-from ringfence.device.slots import SLOTS
+from ringfence.device.slots import SLOT_BYTES, SLOTS
 
 COUNT: Final = 400_000
 PATTERN: Final = 99_991  # a prime: no two slots have the same content
@@ -118,7 +117,7 @@ def _in_use(at: Setting, send: Callable[[], Any], receive: Callable[[Tensor], An
 
 def reused_slots(at: Setting) -> bool:
     """Every element differs from those that shared its slot, in a tensor larger than all slots."""
-    count = SLOTS * slice_bytes(at.size) * at.size * 5 // 16  # a quarter more than the slots hold
+    count = SLOTS * SLOT_BYTES * 5 // 16  # of float32: a quarter more than the slots hold
     values = torch.arange(PATTERN, dtype=torch.float32).repeat(count // PATTERN + 1)
     tensor = (values * (at.rank + 1)).to(at.device)
     hold_uploads(at, ISSUE_SECONDS)
