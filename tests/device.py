@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from ringfence_lab import accelerator
 
-JITTER = 0.0  # of every behaviour that does not set it
 FAR: dict[str, Any] = {"seconds": 600, "timeout": 240}  # for `Pool.run`: a call that ends only by its timeout is a hang
 
 
@@ -28,13 +27,13 @@ def load() -> torch.device:
 def behaviour(*, confidential: bool | None = None, **settings: float) -> Iterator[None]:
     """The device with delays and rates (see `accelerator.configure`); all work on it is done before and after."""
     torch.accelerator.synchronize()
-    accelerator.configure(**{"jitter": JITTER, **settings})  # type: ignore[arg-type]
+    accelerator.configure(**settings)  # type: ignore[arg-type]
     if confidential is not None:
         accelerator.confidential(confidential)
     try:
         yield
         torch.accelerator.synchronize()
     finally:
-        accelerator.configure(jitter=JITTER)
+        accelerator.configure()
         if confidential is not None:
             accelerator.confidential(False)

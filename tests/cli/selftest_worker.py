@@ -18,24 +18,11 @@ import torch
 
 from ringfence.cli.selftest import device, worker
 from ringfence.cli.selftest.device import LongKernel, Setting
-from ringfence.cli.selftest.outcome import Outcome
+from ringfence.cli.selftest.report import Outcome
 from ringfence_lab import accelerator
 from tests.integration.device_scenarios import FAULTS
 
 CHOOSE = "choose"
-NOTICED_BY = {  # the checks that there are for each scenario
-    "producer": "producer",
-    "own_stream": "own_stream",
-    "output_of_recv_in_use": "receive_in_use",
-    "output_of_broadcast_in_use": "broadcast_in_use",
-    "slow_copies_to_the_host": "slow_download",
-    "consumer": "consumer",
-    "reused_slots": "reused_slots",
-    "lifetime": "lifetime",
-    "chained": "chained",
-    "callback": "callback",
-    "strided_output": "strided",
-}
 open_device = device.open_device
 tries: Counter[object] = Counter()
 FACTORS = (1, 1, 3, 1, 9, 1, 27)

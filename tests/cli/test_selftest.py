@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -13,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from ringfence.cli import main, selftest
-from ringfence.cli.selftest import catalogue, text, worker
+from ringfence.cli.selftest import catalogue, worker
 from ringfence.cli.selftest.device import open_device
+from ringfence.cli.selftest.report import summary
 from ringfence.cli.selftest.workers import Plan, Workers
 from ringfence.errors import ConfigurationError
 from tests.cli.command import ringfence
-from tests.cli.selftest_worker import CHOOSE, NOTICED_BY
+from tests.cli.selftest_worker import CHOOSE
 from tests.integration.device_scenarios import FAULTS
 
 pytestmark = pytest.mark.processes
@@ -63,7 +65,7 @@ def test_every_check_passes_on_the_simulated_device(tmp_path: Path) -> None:
 def test_a_wait_that_is_left_out_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     """On a device in confidential mode, which is detected as well."""
     report = selftest.execute(argparse.Namespace(json=False, only=["order"]), changed(FAULT))
-    print(text.summary(report))
+    print(summary(report))
     said = capsys.readouterr().out
     assert {result.name for result in report.failed} >= {"producer", "own_stream"}
     assert "FAILED: " in report.verdict
@@ -77,8 +79,10 @@ def test_a_wait_that_is_left_out_is_a_failure(capsys: pytest.CaptureFixture[str]
 @pytest.mark.usefixtures("find_tests")
 def test_every_wait_that_is_left_out_is_noticed(tmp_path: Path) -> None:
     """The checks notice each fault that the tests of the staging know."""
-    unnoticed = {(fault, NOTICED_BY[each.__name__]) for fault, entry in FAULTS.items() for each in entry[3]}
-    with Workers(changed(CHOOSE), tmp_path) as workers:
+    unnoticed = {(fault, name) for fault, entry in FAULTS.items() for name in entry[3]}
+    with contextlib.ExitStack() as stack:
+        workers = Workers(changed(CHOOSE), tmp_path)
+        stack.callback(workers.end)
         assert all(outcome.state == "right" for outcome in workers.answers(120))
         for _ in range(ATTEMPTS):
             for fault, check in sorted(unnoticed):

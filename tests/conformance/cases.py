@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from allpairspy import AllPairs
 
-REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor")
-MOVING = (
-    "broadcast",
-    "all_gather",
-    "all_gather_uneven",
-    "all_gather_into_tensor",
-    "all_gather_coalesced",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "all_to_all_uneven",
-    "all_to_all_single",
-    "all_to_all_single_uneven",
-    "send_recv",
-)
+from ringfence.cli.selftest import conformance
+from ringfence.cli.selftest.conformance import LAYOUTS, MODES, Case
+
+# A coalescing manager of a device and objects have tests of their own.
+REDUCING = tuple(name for name in conformance.REDUCING if name != "coalescing_manager")
+MOVING = tuple(name for name in conformance.MOVING if name != "all_gather_object")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
@@ -38,30 +28,9 @@ DEFINED = (
     (COMPLEX, ("SUM", "AVG")),
 )
 SIZES = (0, 1, 1237, 70_001)
-LAYOUTS = ("plain", "offset", "transposed", "every_second")
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8)
-MODES = ("sync", "async", "future")
 GROUPS = ("world", "evens", "upper")
 LARGE = 64 * 2**20 // 4  # 64 MiB of float32
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call of one collective by all members of a group."""
-
-    collective: str
-    dtype: str
-    op: str  # "" if nothing is reduced
-    size: int  # elements in each rank's part (times three rows if transposed)
-    layout: str
-    world: int
-    mode: str
-    group: str
-
-    def __str__(self) -> str:
-        what = f"{self.collective} {self.op}".strip()
-        where = f"world {self.world}, {self.group}, {self.mode}"
-        return f"{what}, {self.dtype} x {self.size}, {self.layout}, {where}"
 
 
 def is_defined(op: str, dtype: str) -> bool:

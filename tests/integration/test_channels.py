@@ -355,7 +355,7 @@ def scenarios(confidential: bool) -> tuple[list[str], bool]:
     for communicator in engine.communicators.active.values():
         communicator.table = replace(communicator.table, channel_bytes=0)
     engine.table = replace(engine.table, channel_bytes=0)
-    wrong = device_scenarios.run([each.__name__ for each in SCENARIOS], None, confidential)
+    wrong = device_scenarios.run(SCENARIOS, None, confidential)
     return wrong, min(sent_by_channel()) > 1 << 20
 
 

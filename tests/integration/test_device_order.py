@@ -20,7 +20,6 @@ from tests.pool import IN_SHARED_MEMORY, Pool
 pytestmark = pytest.mark.processes
 
 SLOWER = (1, 1, 4, 16, 64)  # times in attempts: on a loaded machine, a copy that is too early may still be late enough
-NAMES = [scenario.__name__ for scenario in SCENARIOS]
 
 
 class Way(NamedTuple):
@@ -53,7 +52,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.mark.parametrize("confidential", [False, True], ids=["normal", "confidential"])
 def test_every_scenario_is_right(devices: Pool, way: Way, confidential: bool) -> None:
-    arguments = (NAMES, None, confidential)
+    arguments = (SCENARIOS, None, confidential)
     assert devices.check(device_scenarios.run, 2, way.backend, arguments, env=way.environment) == [[], []]
     assert all(devices.check(way.is_used, 2, way.backend, env=way.environment))
 
@@ -61,7 +60,7 @@ def test_every_scenario_is_right(devices: Pool, way: Way, confidential: bool) ->
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_wait_is_needed(devices: Pool, way: Way, fault: str) -> None:
     """With the wait or reference left out, each scenario that is there for it turns wrong."""
-    unnoticed = {scenario.__name__ for scenario in FAULTS[fault][3]}
+    unnoticed = {*FAULTS[fault][3]}
     for slower in SLOWER:
         arguments = (sorted(unnoticed), fault, False, slower)
         for wrong in devices.check(device_scenarios.run, 2, way.backend, arguments, 240, env=way.environment):

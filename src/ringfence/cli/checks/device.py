@@ -43,10 +43,10 @@ def _memory(found: object) -> list[Check]:
     """Check pinned memory and confidential mode. In that mode torch reports pinned memory as not pinned."""
     import torch
 
-    from ringfence.cli.selftest import confidential, confidential_mode
+    from ringfence.cli.selftest import confidential
 
     signs = confidential.signs(torch.device(str(found)))
-    mode, reasons = confidential_mode.verdict(signs)
+    mode, reasons = confidential.verdict(signs)
     if signs.pinned:
         pinned = Check(PINNED, "works: copies between host and device run beside computing", True)
     elif signs.pinned is None:

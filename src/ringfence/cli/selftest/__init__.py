@@ -1,10 +1,10 @@
 """`ringfence selftest`: tests collectives on this machine's accelerator: right numbers, order of streams, failure, speed.
 
-catalogue.py                                                              every check, with its meaning
-workers.py, worker.py, runner.py                                          the workers, and the order in which they check
-conformance.py, order.py, soak.py, speed.py, failure.py, confidential.py  the checks; outcome.py, how one ended
-confidential_mode.py, device.py                                           what is known of the device
-results.py, text.py                                                       the report: as data, as text
+catalogue.py                            every check, with its meaning
+workers.py, worker.py, runner.py        the workers, and the order in which they check
+conformance.py, order.py, load.py       the checks
+device.py, confidential.py              what is known of the device
+report.py                               outcomes and the report, as data and as text
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.cli import requirements, terminal
-from ringfence.cli.selftest import catalogue, text
+from ringfence.cli.selftest import catalogue
+from ringfence.cli.selftest.report import SelftestReport, ask_for_report, step, summary
 from ringfence.cli.selftest.workers import Plan
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
-
-    from ringfence.cli.selftest.results import SelftestReport
 
 MOST_WORKERS = 8
 
@@ -97,11 +96,11 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(report.as_json())
         return 0 if report.passed else 1
-    print(text.summary(report))
+    print(summary(report))
     print()
     if options.report:
         print(f"report: {options.report}")
-    print(text.ask_for_report(report, str(options.report or "")))
+    print(ask_for_report(report, str(options.report or "")))
     return 0 if report.passed else 1
 
 
@@ -118,6 +117,6 @@ def execute(options: argparse.Namespace, plan: Plan) -> SelftestReport:
             plan,
             options.only or catalogue.CHOICES,
             Path(folder),
-            lambda found: print(text.step(found), file=output, flush=True),
+            lambda found: print(step(found), file=output, flush=True),
         )
         return runner.run()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringfence.cli.selftest.device import KERNEL_SECONDS, Setting
-from ringfence.cli.selftest.outcome import Outcome, right, wrong
+from ringfence.cli.selftest.report import Outcome, right, wrong
 from ringfence.device.device_thread import thread_of
 from ringfence.device.slots import SLOT_BYTES, SLOTS
 

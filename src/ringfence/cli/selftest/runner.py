@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
@@ -9,10 +10,21 @@ from pathlib import Path
 from typing import Final
 
 from ringfence.cli.checks.hardware import sealing_rate
-from ringfence.cli.selftest import catalogue, confidential_mode
+from ringfence.cli.selftest import catalogue, confidential
 from ringfence.cli.selftest.catalogue import Section, SelftestCheck
-from ringfence.cli.selftest.outcome import ERROR, LOST, RIGHT, Outcome
-from ringfence.cli.selftest.results import FAILED, PASSED, SKIPPED, CheckResult, SelftestReport, anonymous, median
+from ringfence.cli.selftest.report import (
+    ERROR,
+    FAILED,
+    LOST,
+    NOTHING_TO_REPORT,
+    PASSED,
+    RIGHT,
+    SKIPPED,
+    CheckResult,
+    Outcome,
+    SelftestReport,
+    anonymous,
+)
 from ringfence.cli.selftest.workers import Plan, Workers
 from ringfence.errors import ConfigurationError
 from ringfence.keys import SEGMENT_BYTES
@@ -23,12 +35,7 @@ SOAK_SECONDS: Final = 600.0
 RESTARTS: Final = 3
 SEALING: Final = "sealing, AES-256-GCM, one core"
 
-WRONG_OR_NOT: Final = (
-    "collectives",
-    "order",
-    "memory",
-    "speed",
-)  # checks that end with wrong numbers, or with an error
+WRONG_OR_NOT: Final = ("collectives", "order", "memory", "speed")  # checks end with wrong numbers, or with an error
 ENDED_EARLY: Final = (
     "an error ended the session before there was a result: no number is wrong, but such calls fail here"
 )
@@ -123,32 +130,27 @@ class Runner:
         if any(outcome.state != RIGHT for outcome in outcomes):
             return FAILED, _texts(outcomes)
         if name == "copies":
-            return PASSED, self._copies(outcomes[0])
+            self.report.rates = {**outcomes[0].values["rates"], SEALING: sealing_rate(SEGMENT_BYTES) * 1e9}
+            return PASSED, NOTHING_TO_REPORT
         if name == "staged":
-            return PASSED, self._staged(outcomes)
+            self._compare_all_reduces(outcomes)
+            return PASSED, NOTHING_TO_REPORT
         return PASSED, max((outcome.text for outcome in outcomes), default="")
 
-    def _copies(self, outcome: Outcome) -> str:
-        self.report.rates = {**outcome.values["rates"], SEALING: sealing_rate(SEGMENT_BYTES) * 1e9}
-        return "measured"
-
-    def _staged(self, outcomes: Sequence[Outcome]) -> str:
+    def _compare_all_reduces(self, outcomes: Sequence[Outcome]) -> None:
         """In each round the slowest worker counts; the median of the rounds is reported."""
         for size, times in outcomes[0].values["times"].items():
-            found = {
-                kind: median(
-                    [max(each) for each in zip(*(o.values["times"][size][kind] for o in outcomes), strict=True)]
-                )
-                for kind in times
-            }
+            found = {}
+            for kind in times:
+                rounds = zip(*(outcome.values["times"][size][kind] for outcome in outcomes), strict=True)
+                found[kind] = statistics.median(max(each) for each in rounds)
             self.report.all_reduce.append({"size": size, **found, "ratio": found["device"] / found["host"]})
-        return "measured"
 
     def _ask_confidential(self, workers: Workers) -> None:
         outcomes = workers.ask(catalogue.CONFIDENTIAL, CHECK_SECONDS)
         if all(outcome.state == RIGHT for outcome in outcomes):
-            signs = confidential_mode.Signs(**outcomes[0].values["signs"])
-            self.report.confidential, self.report.reasons = confidential_mode.verdict(signs)
+            signs = confidential.Signs(**outcomes[0].values["signs"])
+            self.report.confidential, self.report.reasons = confidential.verdict(signs)
         else:
             self.report.reasons = [anonymous(_texts(outcomes), self._folder)]
             self._end_workers()

@@ -18,10 +18,8 @@ from torch import distributed
 from ringfence.cli.selftest import conformance, device, order
 from ringfence.cli.selftest.confidential import signs
 from ringfence.cli.selftest.device import Setting
-from ringfence.cli.selftest.failure import killed_worker
-from ringfence.cli.selftest.outcome import ERROR, Outcome, right
-from ringfence.cli.selftest.soak import soak
-from ringfence.cli.selftest.speed import copies, staged
+from ringfence.cli.selftest.load import copies, killed_worker, soak, staged
+from ringfence.cli.selftest.report import ERROR, Outcome, right
 
 TIMEOUT: Final = timedelta(seconds=30)
 
@@ -31,7 +29,7 @@ def _confidential(at: Setting) -> Outcome:
 
 
 CHECKS: Final[dict[str, Callable[[Setting], Outcome]]] = {
-    **{name: partial(conformance.check, name) for name in conformance.COLLECTIVES},
+    **{name: partial(conformance.check, name) for name in conformance.CHECKS},
     **{name: partial(order.check, name) for name in order.SITUATIONS},
     "returns_early": order.returns_early,
     "soak": soak,

@@ -14,12 +14,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final
 
 from ringfence import own_process
 from ringfence.cli.demo.workers import uninterrupted
-from ringfence.cli.selftest.outcome import LOST, Outcome
+from ringfence.cli.selftest.report import LOST, Outcome
 
 COMMAND: Final = tuple(own_process.command("ringfence.cli.selftest.worker"))
 LOOPBACK: Final = "127.0.0.1"
@@ -41,11 +40,13 @@ class Workers:
     """A group of workers. Their files are in `folder`."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        self._plan = plan
+        from ringfence.config.private_files import new_secret_file  # needs cryptography
+
         self._workers: list[_Worker] = []
         name = secrets.token_hex(4)
         try:
-            secret = _new_secret(folder / f"{name}.secret")
+            secret = folder / f"{name}.secret"
+            new_secret_file(secret)
             for rank in range(plan.count):
                 with uninterrupted():
                     self._workers.append(_Worker(plan, rank, folder / f"{name}.store", secret))
@@ -69,14 +70,6 @@ class Workers:
                 limit = min(limit, time.monotonic() + AFTER_LOSS_SECONDS)
         return outcomes
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
     def end(self) -> None:
         """End all workers at once: nobody uses their group any more."""
         for worker in self._workers:
@@ -88,9 +81,7 @@ class Workers:
 
 class _Worker:
     def __init__(self, plan: Plan, rank: int, store: Path, secret: Path) -> None:
-        from ringfence.config.settings import (
-            inherited,  # late, so that the command starts where cryptography is missing
-        )
+        from ringfence.config.settings import inherited  # needs cryptography
 
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `wait`
         self._channel, theirs = socket.socketpair()
@@ -146,10 +137,3 @@ class _Worker:
     def wait(self) -> None:
         self._process.wait()
         self._log.close()
-
-
-def _new_secret(path: Path) -> Path:
-    from ringfence.config.private_files import new_secret_file
-
-    new_secret_file(path)
-    return path
