@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, TypeVar, overload
+from typing import Any, Final, TypeVar
 
 from ringfence.errors import PolicyError
 
@@ -26,16 +26,10 @@ Read = Callable[[str, int], bytes]  # path as written in the policy, most bytes 
 ListFolder = Callable[[str], list[str] | None]  # path; returns the names in a folder, or None if it is no folder
 D = TypeVar("D")
 
+_REQUIRED: Final[Any] = object()  # the default of a key that has none; fits any type, so `number(name)` is an int
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,8})(s|m|h|d)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HEX: Final = re.compile(r"(?:[0-9a-f]{2})+")
-
-
-class _Required:
-    """The default of a key that has none."""
-
-
-_REQUIRED: Final = _Required()
 
 
 def no_folders(path: str) -> list[str] | None:
@@ -79,29 +73,17 @@ class TomlTable:
 
     # -- one value --------------------------------------------------------------------------------------------------
 
-    @overload
-    def text(self, name: str, *, allowed: Collection[str] = ...) -> str: ...
-    @overload
-    def text(self, name: str, default: D, *, allowed: Collection[str] = ...) -> str | D: ...
-    def text(self, name: str, default: object = _REQUIRED, *, allowed: Collection[str] = ()) -> object:
+    def text(self, name: str, default: D = _REQUIRED, *, allowed: Collection[str] = ()) -> str | D:
         """Return a string, one of `allowed` if that is given."""
         value = self._take(name, default)
         return default if value is None else self._string(name, value, allowed)
 
-    @overload
-    def texts(self, name: str, *, allowed: Collection[str] = ...) -> tuple[str, ...]: ...
-    @overload
-    def texts(self, name: str, default: D, *, allowed: Collection[str] = ...) -> tuple[str, ...] | D: ...
-    def texts(self, name: str, default: object = _REQUIRED, *, allowed: Collection[str] = ()) -> object:
+    def texts(self, name: str, default: D = _REQUIRED, *, allowed: Collection[str] = ()) -> tuple[str, ...] | D:
         """Return a string or a list of distinct strings, not empty, as a tuple."""
         value = self._take(name, default)
         return default if value is None else self._strings(name, value, allowed)
 
-    @overload
-    def number(self, name: str, *, least: int = ..., most: int = ...) -> int: ...
-    @overload
-    def number(self, name: str, default: D, *, least: int = ..., most: int = ...) -> int | D: ...
-    def number(self, name: str, default: object = _REQUIRED, *, least: int = 0, most: int = (1 << 63) - 1) -> object:
+    def number(self, name: str, default: D = _REQUIRED, *, least: int = 0, most: int = (1 << 63) - 1) -> int | D:
         """Return a whole number from `least` to `most`."""
         value = self._take(name, default)
         if value is None:
@@ -110,11 +92,7 @@ class TomlTable:
             raise self._wrong(name, f"a whole number from {least} to {most}")
         return value
 
-    @overload
-    def flag(self, name: str) -> bool: ...
-    @overload
-    def flag(self, name: str, default: D) -> bool | D: ...
-    def flag(self, name: str, default: object = _REQUIRED) -> object:
+    def flag(self, name: str, default: D = _REQUIRED) -> bool | D:
         """Return true or false."""
         value = self._take(name, default)
         if value is None:
@@ -123,11 +101,7 @@ class TomlTable:
             raise self._wrong(name, "true or false")
         return value
 
-    @overload
-    def duration(self, name: str) -> int: ...
-    @overload
-    def duration(self, name: str, default: D) -> int | D: ...
-    def duration(self, name: str, default: object = _REQUIRED) -> object:
+    def duration(self, name: str, default: D = _REQUIRED) -> int | D:
         """Return a duration in seconds, written "90s", "30m", "12h" or "7d"."""
         value = self._take(name, default)
         if value is None:
@@ -139,11 +113,7 @@ class TomlTable:
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
-    @overload
-    def hexes(self, name: str, length: int) -> tuple[bytes, ...]: ...
-    @overload
-    def hexes(self, name: str, length: int, default: D) -> tuple[bytes, ...] | D: ...
-    def hexes(self, name: str, length: int, default: object = _REQUIRED) -> object:
+    def hexes(self, name: str, length: int, default: D = _REQUIRED) -> tuple[bytes, ...] | D:
         """Return accepted values: a string, or a list of strings, each of `length` bytes in hexadecimal digits."""
         value = self._take(name, default)
         if value is None:
@@ -153,31 +123,19 @@ class TomlTable:
             raise self._wrong(name, f"{2 * length} hexadecimal digits (0-9, a-f), or a list of such")
         return tuple(bytes.fromhex(each) for each in strings)
 
-    @overload
-    def file(self, name: str) -> bytes: ...
-    @overload
-    def file(self, name: str, default: D) -> bytes | D: ...
-    def file(self, name: str, default: object = _REQUIRED) -> object:
+    def file(self, name: str, default: D = _REQUIRED) -> bytes | D:
         """Return the content of the file that the key names, relative to the policy's folder."""
         value = self._take(name, default)
         return default if value is None else self._content(name, self._string(name, value, ()))
 
-    @overload
-    def files(self, name: str) -> tuple[bytes, ...]: ...
-    @overload
-    def files(self, name: str, default: D) -> tuple[bytes, ...] | D: ...
-    def files(self, name: str, default: object = _REQUIRED) -> object:
+    def files(self, name: str, default: D = _REQUIRED) -> tuple[bytes, ...] | D:
         """Return the contents of the file, or of the list of files, that the key names."""
         value = self._take(name, default)
         if value is None:
             return default
         return tuple(self._content(name, path) for path in self._strings(name, value, ()))
 
-    @overload
-    def contents(self, name: str, *, limit: int) -> tuple[tuple[str, bytes], ...]: ...
-    @overload
-    def contents(self, name: str, default: D, *, limit: int) -> tuple[tuple[str, bytes], ...] | D: ...
-    def contents(self, name: str, default: object = _REQUIRED, *, limit: int) -> object:
+    def contents(self, name: str, default: D = _REQUIRED, *, limit: int) -> tuple[tuple[str, bytes], ...] | D:
         """Return path and content of each file that the key names: a file, a folder of files, or a list of these.
 
         A file may have `limit` bytes. Names that begin with a dot are skipped in folders.
@@ -200,11 +158,7 @@ class TomlTable:
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
-    @overload
-    def table(self, name: str) -> TomlTable: ...
-    @overload
-    def table(self, name: str, default: D) -> TomlTable | D: ...
-    def table(self, name: str, default: object = _REQUIRED) -> object:
+    def table(self, name: str, default: D = _REQUIRED) -> TomlTable | D:
         """Return an inner table."""
         value = self._take(name, default)
         if value is None:
@@ -213,11 +167,7 @@ class TomlTable:
             raise self._wrong(name, "a table")
         return self._open(value, f"{self.where}, {name}")
 
-    @overload
-    def tables(self, name: str) -> tuple[TomlTable, ...]: ...
-    @overload
-    def tables(self, name: str, default: D) -> tuple[TomlTable, ...] | D: ...
-    def tables(self, name: str, default: object = _REQUIRED) -> object:
+    def tables(self, name: str, default: D = _REQUIRED) -> tuple[TomlTable, ...] | D:
         """Return the tables of an array, [[name]], with at least one."""
         value = self._take(name, default)
         if value is None:
