@@ -7,10 +7,8 @@ from collections.abc import Callable
 from ringfence.admission.proofs import azure, kinds, snp, tdx
 
 _SHARED: dict[str, tuple[Callable[..., object], ...]] = {
-    "tdx": (tdx.read_keys,),
-    "snp": (snp.read_keys,),
-    "azure_snp": (snp.read_keys, azure.read_keys),
-    "azure_tdx": (tdx.read_keys, azure.read_keys),
+    "azure_snp": (snp.read_rules, azure.read_keys),
+    "azure_tdx": (tdx.read_rules, azure.read_keys),
 }
 
 

@@ -356,7 +356,10 @@ def read(text: str) -> azure.Rules:
     def no_files(path: str, limit: int) -> bytes:
         raise AssertionError(path)
 
-    return azure.read_snp_rules(parse(text.encode(), no_files))
+    table = parse(text.encode(), no_files)
+    found = azure.read_snp_rules(table)
+    table.done()
+    return found
 
 
 def test_a_table_has_the_keys_of_snp_and_those_of_the_vtpm() -> None:

@@ -346,7 +346,10 @@ def read(text: str) -> snp.Rules:
     def no_file(path: str, limit: int) -> bytes:
         raise FileNotFoundError(2, "No such file", path)
 
-    return snp.read_rules(parse(text.encode(), no_file))
+    table = parse(text.encode(), no_file)
+    found = snp.read_rules(table)
+    table.done()
+    return found
 
 
 def test_rules_are_read_as_they_are_written() -> None:

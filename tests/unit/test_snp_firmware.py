@@ -208,7 +208,10 @@ minimum_tcb.milan = {{ bootloader = 4, tee = 0, snp = 24, microcode = 219 }}
 
 
 def read(text: str) -> snp.Rules:
-    return snp.read_rules(parse((POLICY + text).encode(), lambda path, limit: b""))
+    table = parse((POLICY + text).encode(), lambda path, limit: b"")
+    found = snp.read_rules(table)
+    table.done()
+    return found
 
 
 def test_the_safe_values_are_the_defaults() -> None:

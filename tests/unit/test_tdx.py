@@ -392,7 +392,10 @@ def policy() -> str:
 
 
 def read(text: str, content: bytes | None = None) -> tdx.Rules:
-    return tdx.read_rules(parse(text.encode(), lambda path, limit: content or foundry().collateral().text.encode()))
+    table = parse(text.encode(), lambda path, limit: content or foundry().collateral().text.encode())
+    found = tdx.read_rules(table)
+    table.done()
+    return found
 
 
 def test_rules_are_read_as_they_are_written() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, NoReturn, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
 from ringfence import keys
 from ringfence.admission import encoding
@@ -98,16 +98,38 @@ def sign_roster(prover: Prover, rank: int, roster_digest: bytes) -> bytes:
     return prover.sign_roster(rank, roster_digest) if isinstance(prover, SignsRoster) else b""
 
 
-@dataclass(frozen=True)
-class Policy:
-    """The verifiers, any one of which admits a worker. A rule with several proofs is a `bundle.BundleVerifier`."""
+@dataclass(frozen=True, kw_only=True)
+class PolicyTerms:
+    """What a policy says of a run, besides whom it admits."""
 
-    verifiers: tuple[Verifier, ...]
     min_workers: int = 1  # a hostile store must not split a job into smaller worlds
     max_session_age: int | None = None  # seconds until all workers must be admitted again
     key_agreement: str = keys.KEY_AGREEMENTS[0]  # how TLS may agree on keys
     inside_machine: tuple[str, ...] = ()  # backends that need no sealing between workers on one machine
     same_host: str = keys.SAME_HOST[0]  # how workers on one machine exchange tensors
+
+    def terms(self) -> dict[str, Any]:
+        """Return these values by name."""
+        return {each.name: getattr(self, each.name) for each in fields(PolicyTerms)}
+
+    def digest_with(self, rules: Iterable[tuple[int, bytes]]) -> bytes:
+        """Return the digest of the policy, over the kind and the content of each rule, regardless of their order."""
+        parts = [encoding.number(self.min_workers, 4), encoding.number(self.max_session_age or 0, 8)]
+        parts.append(encoding.text(self.key_agreement))
+        if self.inside_machine:
+            parts.append(b"".join(encoding.text(name) for name in sorted(self.inside_machine)))
+        if self.same_host != keys.SAME_HOST[0]:
+            parts.append(b"same host" + encoding.text(self.same_host))
+        for kind, content in sorted(set(rules)):
+            parts += [encoding.number(kind, 1), content]
+        return keys.digest(keys.POLICY, *parts)
+
+
+@dataclass(frozen=True)
+class Policy(PolicyTerms):
+    """The verifiers, any one of which admits a worker. A rule with several proofs is a `bundle.BundleVerifier`."""
+
+    verifiers: tuple[Verifier, ...]
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -116,10 +138,7 @@ class Policy:
     @property
     def digest(self) -> bytes:
         """Equal on two workers only if their policies give the same verdicts."""
-        rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
-        return policy_digest(
-            rules, self.min_workers, self.max_session_age, self.key_agreement, self.inside_machine, self.same_host
-        )
+        return self.digest_with((verifier.kind, verifier.content()) for verifier in self.verifiers)
 
     def without_keys(self) -> Policy:
         """Return the policy without keys, for use during the session: a long run must not hold what admits to the next one."""
@@ -136,25 +155,6 @@ def for_agents(verifier: Verifier) -> Verifier:
 
 def without_key(verifier: Verifier) -> Verifier:
     return verifier.without_key() if isinstance(verifier, HoldsKey) else verifier
-
-
-def policy_digest(
-    rules: Iterable[tuple[int, bytes]],
-    min_workers: int,
-    max_session_age: int | None,
-    key_agreement: str,
-    inside_machine: Sequence[str] = (),
-    same_host: str = keys.SAME_HOST[0],
-) -> bytes:
-    """Return the digest over the kind and the content of each rule, regardless of their order."""
-    parts = [encoding.number(min_workers, 4), encoding.number(max_session_age or 0, 8), encoding.text(key_agreement)]
-    if inside_machine:
-        parts.append(b"".join(encoding.text(name) for name in sorted(inside_machine)))
-    if same_host != keys.SAME_HOST[0]:
-        parts.append(b"same host" + encoding.text(same_host))
-    for kind, content in sorted(set(rules)):
-        parts += [encoding.number(kind, 1), content]
-    return keys.digest(keys.POLICY, *parts)
 
 
 _TOKEN: Final = object()

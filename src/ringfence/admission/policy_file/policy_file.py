@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from ringfence.admission.policy import PolicyTerms
 from ringfence.admission.policy_file.toml_table import ListFolder, Read, TomlTable, no_folders, parse
 from ringfence.keys import KEY_AGREEMENTS, SAME_HOST
 
@@ -51,15 +52,10 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class PolicyFile:
+class PolicyFile(PolicyTerms):
     """A policy file, with the files that it names read in."""
 
     rules: tuple[Rule, ...]
-    min_workers: int = 1
-    max_session_age: int | None = None  # seconds
-    key_agreement: str = KEY_AGREEMENTS[0]
-    inside_machine: tuple[str, ...] = ()  # backends of torch
-    same_host: str = SAME_HOST[0]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -128,24 +124,19 @@ def read_policy(
     """Read a policy; `kinds` maps the names of tables to their readers. Raises PolicyError, which names the place."""
     root = parse(text, read, where, list_folder)
     root.number("version", least=VERSION, most=VERSION)
-    min_workers = root.number("min_workers", 1, least=1, most=WORKERS)
-    max_session_age = root.duration("max_session_age", None)
-    key_agreement = root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS)
-    inside_machine = root.texts("inside_machine", (), allowed=INSIDE_BACKENDS)
-    same_host = root.text("same_host", SAME_HOST[0], allowed=SAME_HOST)
+    terms = PolicyTerms(
+        min_workers=root.number("min_workers", 1, least=1, most=WORKERS),
+        max_session_age=root.duration("max_session_age", None),
+        key_agreement=root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS),
+        inside_machine=root.texts("inside_machine", (), allowed=INSIDE_BACKENDS),
+        same_host=root.text("same_host", SAME_HOST[0], allowed=SAME_HOST),
+    )
     tables = root.tables("admit")
     if len(tables) > RULES:
         raise root.error(f"{len(tables)} rules, where at most {RULES} are allowed")
     rules = tuple(_rule(table, kinds) for table in tables)
     root.done()
-    return PolicyFile(
-        rules=rules,
-        min_workers=min_workers,
-        max_session_age=max_session_age,
-        key_agreement=key_agreement,
-        inside_machine=inside_machine,
-        same_host=same_host,
-    )
+    return PolicyFile(rules, **terms.terms())
 
 
 def _rule(table: TomlTable, kinds: Mapping[str, ReadRules]) -> Rule:

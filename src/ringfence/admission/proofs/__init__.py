@@ -9,6 +9,7 @@ snp.py          AMD SEV-SNP; snp_report.py, snp_chain.py, snp_revocation.py
 nvidia.py       NVIDIA GPUs; spdm.py, nvidia_chain.py, ocsp_status.py, reference_values.py
 azure.py        confidential VMs on Azure; hcl_report.py, tpm_quote.py
 token.py        a verifier's token; jose.py, token_claims.py
+attestation.py  what proofs without a key of the worker share
 bundle.py       several proofs for one rule
 der.py          DER, read strictly
 """

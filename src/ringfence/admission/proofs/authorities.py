@@ -12,9 +12,10 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from ringfence.admission.proofs.certificate_path import UNREADABLE
+
 AUTHORITIES: Final = 64  # in one file
 
-_ODD_EXTENSIONS: Final = (x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 _BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----")
 
 
@@ -88,7 +89,7 @@ def _check(certificate: x509.Certificate) -> None:
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound as error:
         raise ValueError(f"{certificate.subject.rfc4514_string()!a} is not an authority: {error}") from None
-    except (ValueError, TypeError, KeyError, UnsupportedAlgorithm, *_ODD_EXTENSIONS):
+    except UNREADABLE:
         raise ValueError("a certificate whose extensions cannot be read") from None
     if not constraints.ca or not usage.key_cert_sign:
         raise ValueError(f"{certificate.subject.rfc4514_string()!a} is not a CA certificate")

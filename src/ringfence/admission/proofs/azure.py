@@ -10,18 +10,17 @@ The extra data of the TPM quote is SHA-256(binding).
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
-from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import hcl_report, snp, snp_chain, snp_report, tdx, tdx_quote, tpm_quote
+from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
 from ringfence.admission.proofs.hcl_report import RuntimeData
 from ringfence.admission.proofs.tpm_quote import PCR_BYTES, PCRS, Quote
 from ringfence.errors import AdmissionError, ProtocolError
@@ -73,16 +72,12 @@ class Rules:
 
 def read_snp_rules(table: TomlTable) -> Rules:
     """Read the table [admit.azure_snp] of a policy: the keys of [admit.snp], and those of the vTPM. Raises PolicyError."""
-    rules = read_keys(table, snp.read_keys(table))
-    table.done()
-    return rules
+    return read_keys(table, snp.read_rules(table))
 
 
 def read_tdx_rules(table: TomlTable) -> Rules:
     """Read the table [admit.azure_tdx] of a policy: the keys of [admit.tdx], and those of the vTPM. Raises PolicyError."""
-    rules = read_keys(table, tdx.read_keys(table))
-    table.done()
-    return rules
+    return read_keys(table, tdx.read_rules(table))
 
 
 def read_keys(table: TomlTable, hardware: snp.Rules | tdx.Rules) -> Rules:
@@ -246,33 +241,7 @@ def verify_tdx(
 # -- verifiers and provers ------------------------------------------------------------------------------------------
 
 
-class _Verifier(ABC):
-    kind: ClassVar[int]
-    name: ClassVar[str]
-
-    def __init__(self, rules: Rules, clock: Clock) -> None:
-        self._rules = rules
-        self._clock = clock
-
-    @abstractmethod
-    def _verify(self, proof: bytes, nonce: bytes, now: float) -> object: ...
-
-    def content(self) -> bytes:
-        return self._rules.content()
-
-    def verify(self, evidence: Evidence) -> None:
-        try:
-            self._verify(evidence.proof, nonce_of(evidence.binding.digest), evidence.moment(self._clock))
-        except AdmissionError as error:
-            raise error.with_prefix(f"{self.name} refuses rank {evidence.entry.rank}: ") from None
-
-    def verify_listing(self, listing: Listing) -> None:
-        """Hardware endorses no entries: workers other than the parent rely on the parent until peer verification."""
-        if listing.endorsement:
-            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {self.name} has none")
-
-
-class AzureSnpVerifier(_Verifier):
+class AzureSnpVerifier(AttestationVerifier[Rules]):
     """Verifies SEV-SNP guests on Azure by the rules of one table. `known` is for tests."""
 
     kind = SNP_KIND
@@ -283,13 +252,13 @@ class AzureSnpVerifier(_Verifier):
         self._known = known
 
     def content(self) -> bytes:
-        return super().content() + b"".join(line.content() for _, line in sorted((self._known or {}).items()))
+        return super().content() + snp_chain.roots_content(self._known)
 
-    def _verify(self, proof: bytes, nonce: bytes, now: float) -> object:
-        return verify_snp(proof, nonce, self._rules, now, known=self._known)
+    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> object:
+        return verify_snp(proof, nonce_of(binding_digest), self._rules, now, known=self._known)
 
 
-class AzureTdxVerifier(_Verifier):
+class AzureTdxVerifier(AttestationVerifier[Rules]):
     """Verifies TDX guests on Azure by the rules of one table. `root` is for tests."""
 
     kind = TDX_KIND
@@ -303,19 +272,16 @@ class AzureTdxVerifier(_Verifier):
     def content(self) -> bytes:
         return super().content() + (self._root or b"")
 
-    def _verify(self, proof: bytes, nonce: bytes, now: float) -> object:
-        return verify_tdx(proof, nonce, self._rules, now, root=self._root)
+    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> object:
+        return verify_tdx(proof, nonce_of(binding_digest), self._rules, now, root=self._root)
 
 
-class AzureProver:
+class AzureProver(AttestationProver[Callable[[bytes], bytes]]):
     """Makes proofs of one of the two kinds. `collect` returns a proof over 32 bytes of extra data."""
 
     def __init__(self, kind: int, collect: Callable[[bytes], bytes]) -> None:
+        super().__init__(collect)
         self.kind = kind
-        self._collect = collect
 
     def prove(self, binding: Binding) -> bytes:
         return self._collect(nonce_of(binding.digest))
-
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        return b""

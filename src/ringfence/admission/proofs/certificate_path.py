@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -43,15 +43,17 @@ _SIGNATURES: Final = {  # with SHA-256, SHA-384 and SHA-512
     _PSS,
 }
 
-UNREADABLE: Final = (
+UNREADABLE: Final = (  # what the library raises for certificates, lists and responses that it cannot parse
     ValueError,
-    TypeError,
+    TypeError,  # strange names
     KeyError,  # a TLS feature that the library does not know
     UnsupportedAlgorithm,
     x509.DuplicateExtension,
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
+
+E = TypeVar("E", bound=x509.ExtensionType)
 
 
 class PathError(Exception):
@@ -111,6 +113,14 @@ def _parts(key: bytes) -> tuple[bytes, bytes]:
     bits = reader.content(der.BIT_STRING)
     reader.end()
     return algorithm, bits
+
+
+def extension_of(found: x509.Certificate | x509.CertificateRevocationList, kind: type[E]) -> E | None:
+    """Return the extension of this type, if there is one. Raises one of UNREADABLE."""
+    try:
+        return found.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return None
 
 
 def check_order(fields: Sequence[CertificateFields]) -> None:
@@ -177,10 +187,7 @@ def _issued(certificate: bytes, issuer: bytes) -> x509.Certificate:
     """Load a CA certificate that `issuer` signed. Raises InvalidSignature or PathError; only valid ones are cached."""
     found = x509.load_der_x509_certificate(certificate)
     found.verify_directly_issued_by(_loaded(issuer))
-    try:
-        constraints = found.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except x509.ExtensionNotFound:
-        constraints = None
+    constraints = extension_of(found, x509.BasicConstraints)
     if constraints is None or not constraints.ca:
         raise PathError("an issuer certificate in its chain is not a CA")
     return found

@@ -11,33 +11,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ringfence.admission.proofs import freshness
+from ringfence.admission.proofs.certificate_path import UNREADABLE, extension_of
 from ringfence.admission.proofs.freshness import Memory, Validity
 from ringfence.errors import AdmissionError
 
 LIST_BYTES: Final = 16 << 20  # of one file
 LISTS: Final = 1024  # in one file
 KEY: Final = "crl_max_age"
-E = TypeVar("E", bound=x509.ExtensionType)
 _HASHES: Final = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
 _BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,32})-----.*?-----END \1-----", re.DOTALL)
 _SUBJECT_CHARACTERS: Final = 200
-_UNREADABLE: Final = (
-    ValueError,
-    TypeError,  # strange names
-    KeyError,
-    UnsupportedAlgorithm,
-    x509.InvalidVersion,
-    x509.DuplicateExtension,
-    x509.UnsupportedGeneralNameType,
-)
 
 
 @dataclass(frozen=True)
@@ -57,7 +48,7 @@ class Crl:
 
     @cached_property
     def validity(self) -> Validity:
-        number = self._extension(x509.CRLNumber)
+        number = extension_of(self.list, x509.CRLNumber)
         return Validity(
             self.list.last_update_utc, self.list.next_update_utc, None if number is None else number.crl_number
         )
@@ -65,30 +56,25 @@ class Crl:
     @cached_property
     def key_id(self) -> bytes | None:
         """Return the identifier of the key that signed it, if it names one."""
-        found = self._extension(x509.AuthorityKeyIdentifier)
+        found = extension_of(self.list, x509.AuthorityKeyIdentifier)
         return None if found is None else found.key_identifier
 
     @cached_property
     def scope(self) -> x509.IssuingDistributionPoint | None:
         """Return which of the issuer's certificates the list covers. None: all."""
-        return self._extension(x509.IssuingDistributionPoint)
+        return extension_of(self.list, x509.IssuingDistributionPoint)
 
     @cached_property
     def serials(self) -> frozenset[int]:
         """Return every serial number in it: each is refused, whatever the extensions of its entry say."""
         return frozenset(each.serial_number for each in self.list)
 
-    def _extension(self, kind: type[E]) -> E | None:
-        try:
-            return self.list.extensions.get_extension_for_class(kind).value
-        except x509.ExtensionNotFound:
-            return None
-
     def covers(self, certificate: x509.Certificate) -> bool:
         """Whether a certificate of this issuer is in the list's scope (RFC 5280, section 6.3.3 (b)(2))."""
         if self.scope is None:
             return True
-        is_ca = _is_ca(certificate)
+        constraints = extension_of(certificate, x509.BasicConstraints)
+        is_ca = constraints is not None and constraints.ca
         if (self.scope.only_contains_user_certs and is_ca) or (self.scope.only_contains_ca_certs and not is_ca):
             return False
         return self.scope.full_name is None or not _points(certificate).isdisjoint(self.scope.full_name)
@@ -104,7 +90,7 @@ def read(name: str, content: bytes) -> list[Crl]:
         found = [Crl(name, each) for each in _split(content)]
         for each in found:
             _check_form(each)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         text = error if type(error) is ValueError else "it is malformed"
         raise ValueError(f"{name} is not a list of revoked certificates: {text}"[:_SUBJECT_CHARACTERS]) from None
     return found
@@ -238,7 +224,8 @@ class CrlRule:
 
     def _signed_by(self, issuer: x509.Certificate, named: list[Crl]) -> list[Crl]:
         if issuer not in self._signed:
-            if not _may_sign_lists(issuer):
+            usage = extension_of(issuer, x509.KeyUsage)
+            if usage is None or not usage.crl_sign:
                 raise _unusable(f"{describe_name(issuer.subject)} may not sign lists: its key usage lacks cRLSign")
             self._signed[issuer] = [each for each in named if _is_of(each, issuer)]
         return self._signed[issuer]
@@ -278,14 +265,14 @@ def _is_of(found: Crl, issuer: x509.Certificate) -> bool:
 
     Another authority may have the same name; then the list names another key.
     """
-    own = _key_id(issuer)
-    if found.key_id is not None and own is not None and found.key_id != own:
+    own = extension_of(issuer, x509.SubjectKeyIdentifier)
+    if found.key_id is not None and own is not None and found.key_id != own.digest:
         return False
     key = issuer.public_key()
     try:
         if found.list.is_signature_valid(key):  # type: ignore[arg-type]
             return True
-    except (InvalidSignature, *_UNREADABLE):
+    except (InvalidSignature, *UNREADABLE):
         pass
     raise _unusable(f"the {found.describe()} was not signed by that authority: remove it, or fetch it again")
 
@@ -302,37 +289,13 @@ def _details(found: Crl, certificate: x509.Certificate) -> str:
         return ""
     try:
         reason = f" ({entry.extensions.get_extension_for_class(x509.CRLReason).value.reason.value})"
-    except (x509.ExtensionNotFound, *_UNREADABLE):
+    except (x509.ExtensionNotFound, *UNREADABLE):
         reason = ""
     return f" on {entry.revocation_date_utc:%Y-%m-%d}{reason}"
 
 
-def _may_sign_lists(issuer: x509.Certificate) -> bool:
-    try:
-        return issuer.extensions.get_extension_for_class(x509.KeyUsage).value.crl_sign
-    except x509.ExtensionNotFound:
-        return False
-
-
-def _key_id(issuer: x509.Certificate) -> bytes | None:
-    try:
-        return issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
-    except x509.ExtensionNotFound:
-        return None
-
-
-def _is_ca(certificate: x509.Certificate) -> bool:
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return False
-
-
 def _points(certificate: x509.Certificate) -> frozenset[x509.GeneralName]:
     """Return where a certificate says that the complete lists of its own issuer are."""
-    try:
-        points = certificate.extensions.get_extension_for_class(x509.CRLDistributionPoints).value
-    except x509.ExtensionNotFound:
-        return frozenset()
+    points = extension_of(certificate, x509.CRLDistributionPoints) or ()
     complete = (point for point in points if not point.crl_issuer and not point.reasons)
     return frozenset(name for point in complete for name in point.full_name or ())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ringfence.admission.policy import Clock, Policy, Verifier, policy_digest
+from ringfence.admission.policy import Clock, Policy, Verifier
 from ringfence.admission.policy_file.policy_file import PolicyFile, ReadRules, Rule, Rules, read_policy
 from ringfence.admission.policy_file.toml_table import ListFolder, Read, no_folders
 from ringfence.admission.proofs import (
@@ -107,10 +107,7 @@ def reads_lists(file: PolicyFile) -> bool:
 
 def digest_of(file: PolicyFile) -> bytes:
     """Return the digest of the policy that `policy_of` returns, without a secret or a clock."""
-    rules = [_content(rule) for rule in file.rules]
-    return policy_digest(
-        rules, file.min_workers, file.max_session_age, file.key_agreement, file.inside_machine, file.same_host
-    )
+    return file.digest_with(_content(rule) for rule in file.rules)
 
 
 def rules_for_any_rank(file: PolicyFile) -> list[int]:
@@ -140,14 +137,7 @@ def names_stand_for_one_rank(file: PolicyFile) -> bool:
 def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Policy:
     """Return the policy that a file describes. Raises ConfigurationError if it needs a secret and `shared` is None."""
     verifiers = tuple(bundle.verifier_for(_verifiers(rule, clock, shared)) for rule in file.rules)
-    return Policy(
-        verifiers=verifiers,
-        min_workers=file.min_workers,
-        max_session_age=file.max_session_age,
-        key_agreement=file.key_agreement,
-        inside_machine=file.inside_machine,
-        same_host=file.same_host,
-    )
+    return Policy(verifiers, **file.terms())
 
 
 def _verifiers(rule: Rule, clock: Clock, shared: SharedSecret | None) -> list[Verifier]:

@@ -25,12 +25,12 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from ringfence import keys
 from ringfence.admission import encoding, roots
 from ringfence.admission.binding import Binding
-from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.policy_file import duration_text
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import nvidia_chain, ocsp_status, spdm
 from ringfence.admission.proofs import reference_values as reference_values
+from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
 from ringfence.admission.proofs.nvidia_chain import CertifiedGpu
 from ringfence.admission.proofs.reference_values import ReferenceValues
 from ringfence.errors import AdmissionError, ProtocolError
@@ -246,45 +246,28 @@ def _check(claims: Claims, rules: Rules, now: float) -> None:
     raise AdmissionError(f"{to_peer}. It has: {known}", to_peer=to_peer)
 
 
-class NvidiaVerifier:
+class NvidiaVerifier(AttestationVerifier[Rules]):
     """Verifies GPUs by the rules of one table. `root` is for tests; a policy cannot set it."""
 
     kind = KIND
     name = "NVIDIA GPU attestation"
+    sources = "GPUs"
 
     def __init__(self, rules: Rules, clock: Clock, *, root: x509.Certificate | None = None) -> None:
-        self._rules = rules
-        self._clock = clock
+        super().__init__(rules, clock)
         self._root = root
 
-    def content(self) -> bytes:
-        return self._rules.content()
-
-    def verify(self, evidence: Evidence) -> None:
-        try:
-            verify(evidence.proof, self._rules, evidence.binding.digest, evidence.moment(self._clock), root=self._root)
-        except AdmissionError as error:
-            raise error.with_prefix(f"rank {evidence.entry.rank}: ") from None
-
-    def verify_listing(self, listing: Listing) -> None:
-        """A GPU endorses no entries: workers other than the parent rely on the parent until peer verification."""
-        if listing.endorsement:
-            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and GPUs have none")
+    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> tuple[Claims, ...]:
+        return verify(proof, self._rules, binding_digest, now, root=self._root)
 
 
-class NvidiaProver:
+class NvidiaProver(AttestationProver[Callable[[bytes], Sequence[Gpu]]]):
     """Makes proofs. `collect` returns the evidence of every GPU of this worker over a nonce."""
 
     kind = KIND
 
-    def __init__(self, collect: Callable[[bytes], Sequence[Gpu]]) -> None:
-        self._collect = collect
-
     def prove(self, binding: Binding) -> bytes:
         return encode(self._collect(nonce_of(binding.digest)))
-
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        return b""
 
 
 # -- encoding -------------------------------------------------------------------------------------------------------

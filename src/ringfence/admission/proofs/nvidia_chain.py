@@ -16,11 +16,12 @@ from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ringfence.admission.proofs import certificate_path, der
+from ringfence.admission.proofs.certificate_path import extension_of
 from ringfence.errors import AdmissionError
 
 CERTIFICATE_BYTES: Final = 2048
@@ -37,16 +38,7 @@ _FLAGS: Final = 0x87
 _BAD_STATES: Final = 0b0111_0000  # of the first byte of TCG's flags
 _NAME: Final = re.compile(rb"NVIDIA:([A-Z0-9_]{1,16}):([0-9A-F]{1,32})")
 
-_BAD: Final = (
-    ValueError,
-    TypeError,
-    KeyError,  # a TLS feature that the library does not know
-    InvalidSignature,
-    UnsupportedAlgorithm,
-    x509.InvalidVersion,
-    x509.DuplicateExtension,
-    x509.UnsupportedGeneralNameType,
-)
+_BAD: Final = (InvalidSignature, *certificate_path.UNREADABLE)
 
 
 @dataclass(frozen=True)
@@ -148,8 +140,7 @@ def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: d
 def _check_issuer(certificate: x509.Certificate, below: int) -> None:
     """Check that a certificate is a CA that allows `below` CAs under it."""
     _check_critical(certificate)
-    constraints = _constraints(certificate)
-    usage = _usage(certificate)
+    constraints, usage = extension_of(certificate, x509.BasicConstraints), extension_of(certificate, x509.KeyUsage)
     depth = constraints.path_length if constraints is not None else None
     if constraints is None or not constraints.ca or usage is None or not usage.key_cert_sign:
         raise AdmissionError("an issuer certificate in the GPU's chain is not a CA")
@@ -159,8 +150,7 @@ def _check_issuer(certificate: x509.Certificate, below: int) -> None:
 
 def _check_leaf(certificate: x509.Certificate) -> None:
     _check_critical(certificate)
-    constraints = _constraints(certificate)
-    usage = _usage(certificate)
+    constraints, usage = extension_of(certificate, x509.BasicConstraints), extension_of(certificate, x509.KeyUsage)
     if (constraints is not None and constraints.ca) or usage is None or not usage.digital_signature:
         raise AdmissionError("the GPU's attestation certificate is not valid for signing reports")
 
@@ -170,20 +160,6 @@ def _check_critical(certificate: x509.Certificate) -> None:
     unknown = [each.oid.dotted_string for each in certificate.extensions if each.critical and each.oid not in known]
     if unknown:
         raise AdmissionError(f"a certificate in the GPU's chain has the unknown critical extension {unknown[0]}")
-
-
-def _constraints(certificate: x509.Certificate) -> x509.BasicConstraints | None:
-    for extension in certificate.extensions:
-        if isinstance(extension.value, x509.BasicConstraints):
-            return extension.value
-    return None
-
-
-def _usage(certificate: x509.Certificate) -> x509.KeyUsage | None:
-    for extension in certificate.extensions:
-        if isinstance(extension.value, x509.KeyUsage):
-            return extension.value
-    return None
 
 
 def _name(leaf: x509.Certificate) -> tuple[str, str]:

@@ -15,13 +15,14 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ringfence.admission.proofs import freshness
+from ringfence.admission.proofs.certificate_path import UNREADABLE
 from ringfence.admission.proofs.crl import identity
 from ringfence.admission.proofs.freshness import Memory, Validity
 from ringfence.errors import AdmissionError
@@ -33,15 +34,6 @@ _MESSAGE_CHARACTERS: Final = 200
 _SIGNED_WITH: Final = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
 _NAMED_WITH: Final = (hashes.SHA1, *_SIGNED_WITH)  # of an issuer, which the verified chain contains
 _CRITICAL: Final = (x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage, x509.OCSPNoCheck)
-_UNREADABLE: Final = (
-    ValueError,
-    TypeError,
-    KeyError,
-    UnsupportedAlgorithm,
-    x509.InvalidVersion,
-    x509.DuplicateExtension,
-    x509.UnsupportedGeneralNameType,
-)
 
 
 class Status(NamedTuple):
@@ -94,7 +86,7 @@ def read(name: str, content: bytes) -> Response:
     try:
         found = Response(name, content)
         _check_form(found)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         text = error if type(error) is ValueError else "it is malformed"
         raise ValueError(f"{name} is not an OCSP response: {text}"[:_MESSAGE_CHARACTERS]) from None
     return found
@@ -195,7 +187,7 @@ class OcspRule:
             return
         try:
             _verify_signature(response.response, _responder(response.response, issuer, now))
-        except (InvalidSignature, *_UNREADABLE) as error:
+        except (InvalidSignature, *UNREADABLE) as error:
             reason = str(error) or "its signature is wrong"
             raise _unusable(
                 f"the OCSP response for {what} in {response.name!a} is not from NVIDIA: {reason}; remove it, or {FETCH}",

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
-from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable
-from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots, endorsement, pinned
+from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
+from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots, endorsement, pinned, roots_content
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, SnpReport, Tcb
 from ringfence.admission.proofs.snp_revocation import FETCH, RevocationList
 from ringfence.errors import AdmissionError, ProtocolError
@@ -111,14 +111,7 @@ class Rules:
 
 
 def read_rules(table: TomlTable) -> Rules:
-    """Read the table [admit.snp] of a policy. No key can set another root than AMD's. Raises PolicyError."""
-    rules = read_keys(table)
-    table.done()
-    return rules
-
-
-def read_keys(table: TomlTable) -> Rules:
-    """Read the keys of a table about an SEV-SNP guest; it may have others. Raises PolicyError."""
+    """Read the keys of a table about an SEV-SNP guest. No key can set another root than AMD's. Raises PolicyError."""
     inner = table.table("minimum_tcb")
     minimum = []
     for product in PRODUCTS.values():
@@ -362,45 +355,27 @@ def decode(proof: bytes) -> tuple[bytes, bytes]:
     return report, certificate
 
 
-class SnpVerifier:
+class SnpVerifier(AttestationVerifier[Rules]):
     """Verifies SEV-SNP reports by the rules of one table. `known` is for tests."""
 
     kind = KIND
     name = NAME
 
     def __init__(self, rules: Rules, clock: Clock, *, known: Roots | None = None) -> None:
-        self._rules = rules
-        self._clock = clock
+        super().__init__(rules, clock)
         self._known = known
 
     def content(self) -> bytes:
-        others = b"".join(line.content() for _, line in sorted((self._known or {}).items()))
-        return self._rules.content() + others
+        return super().content() + roots_content(self._known)
 
-    def verify(self, evidence: Evidence) -> None:
-        try:
-            verify(
-                evidence.proof, evidence.binding.digest, self._rules, evidence.moment(self._clock), known=self._known
-            )
-        except AdmissionError as error:
-            raise error.with_prefix(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
-
-    def verify_listing(self, listing: Listing) -> None:
-        """Hardware endorses no entries: workers other than the parent rely on the parent until peer verification."""
-        if listing.endorsement:
-            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} has none")
+    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> Claims:
+        return verify(proof, binding_digest, self._rules, now, known=self._known)
 
 
-class SnpProver:
+class SnpProver(AttestationProver[Callable[[bytes], tuple[bytes, bytes]]]):
     """Makes proofs. `collect` returns a report over 64 bytes, and its endorsement certificate."""
 
     kind = KIND
 
-    def __init__(self, collect: Callable[[bytes], tuple[bytes, bytes]]) -> None:
-        self._collect = collect
-
     def prove(self, binding: Binding) -> bytes:
         return encode(*self._collect(binding.digest))
-
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        return b""

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from ringfence import keys
 from ringfence.admission import encoding, roots
 from ringfence.admission.binding import Binding
-from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import tdx_quote
+from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
 from ringfence.admission.proofs.tdx_collateral import Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
 
@@ -90,14 +90,7 @@ class Rules:
 
 
 def read_rules(table: TomlTable) -> Rules:
-    """Read the table [admit.tdx] of a policy. No key can set another root than Intel's. Raises PolicyError."""
-    rules = read_keys(table)
-    table.done()
-    return rules
-
-
-def read_keys(table: TomlTable) -> Rules:
-    """Read the keys of a table about a TDX guest; it may have others. Raises PolicyError."""
+    """Read the keys of a table about a TDX guest. No key can set another root than Intel's. Raises PolicyError."""
     size = tdx_quote.REGISTER_BYTES
     unpinned = table.texts("unpinned", (), allowed=REGISTERS)
     pinned = {name: table.hexes(name, size, None) for name in REGISTERS}
@@ -266,43 +259,28 @@ def _short(error: Exception) -> str:
 # -- verifier and prover --------------------------------------------------------------------------------------------
 
 
-class TdxVerifier:
+class TdxVerifier(AttestationVerifier[Rules]):
     """Verifies TDX quotes by the rules of one table. `root` is for tests."""
 
     kind = KIND
     name = NAME
 
     def __init__(self, rules: Rules, clock: Clock, *, root: bytes | None = None) -> None:
+        super().__init__(rules, clock)
         load_library()  # fails at the start, not when the first peer connects
-        self._rules = rules
-        self._clock = clock
         self._root = root
 
     def content(self) -> bytes:
-        return self._rules.content() + (self._root or b"")
+        return super().content() + (self._root or b"")
 
-    def verify(self, evidence: Evidence) -> None:
-        try:
-            verify(evidence.proof, evidence.binding.digest, self._rules, evidence.moment(self._clock), root=self._root)
-        except AdmissionError as error:
-            raise error.with_prefix(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
-
-    def verify_listing(self, listing: Listing) -> None:
-        """Hardware endorses no entries: workers other than the parent rely on the parent until peer verification."""
-        if listing.endorsement:
-            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} has none")
+    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> Claims:
+        return verify(proof, binding_digest, self._rules, now, root=self._root)
 
 
-class TdxProver:
+class TdxProver(AttestationProver[Callable[[bytes], bytes]]):
     """Makes proofs. `collect` returns a quote over 64 bytes."""
 
     kind = KIND
 
-    def __init__(self, collect: Callable[[bytes], bytes]) -> None:
-        self._collect = collect
-
     def prove(self, binding: Binding) -> bytes:
         return self._collect(binding.digest)
-
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        return b""

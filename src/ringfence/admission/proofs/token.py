@@ -17,10 +17,9 @@ from typing import Final
 from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
-from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.policy_file.toml_table import TomlTable, quoted
 from ringfence.admission.proofs import jose
+from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
 from ringfence.admission.proofs.jose import Json, PublicKey
 from ringfence.admission.proofs.token_claims import (
     NAME_CHARACTERS,
@@ -224,44 +223,24 @@ def _check_flat(name: str, claims: Json) -> None:
         )
 
 
-class TokenVerifier:
+class TokenVerifier(AttestationVerifier[Rules]):
     """Verifies attestation tokens by the rules of one table."""
 
     kind = KIND
     name = "attestation token"
+    sources = "tokens"
 
-    def __init__(self, rules: Rules, clock: Clock) -> None:
-        self._rules = rules
-        self._clock = clock
-
-    def content(self) -> bytes:
-        return self._rules.content()
-
-    def verify(self, evidence: Evidence) -> None:
-        try:
-            verify(evidence.proof, self._rules, nonce_of(evidence.binding.digest), evidence.moment(self._clock))
-        except AdmissionError as error:
-            raise error.with_prefix(f"rank {evidence.entry.rank}: ") from None
-
-    def verify_listing(self, listing: Listing) -> None:
-        """A service endorses no entries: workers other than the parent rely on the parent until peer verification."""
-        if listing.endorsement:
-            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and tokens have none")
+    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> Claims:
+        return verify(proof, self._rules, nonce_of(binding_digest), now)
 
 
-class TokenProver:
-    """Makes proofs. `fetch` returns the service's answer for a nonce."""
+class TokenProver(AttestationProver[Callable[[str], bytes]]):
+    """Makes proofs. `collect` returns the service's answer for a nonce."""
 
     kind = KIND
 
-    def __init__(self, fetch: Callable[[str], bytes]) -> None:
-        self._fetch = fetch
-
     def prove(self, binding: Binding) -> bytes:
-        return encode(*read_answer(self._fetch(nonce_of(binding.digest))))
-
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        return b""
+        return encode(*read_answer(self._collect(nonce_of(binding.digest))))
 
 
 # -- encoding -------------------------------------------------------------------------------------------------------

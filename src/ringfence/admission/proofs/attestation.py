@@ -1,0 +1,62 @@
+"""What proofs by a device or a service share: the worker has no key of its own there, so nothing endorses its entry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.policy_file.policy_file import Rules
+from ringfence.errors import AdmissionError
+
+R = TypeVar("R", bound=Rules)
+C = TypeVar("C")
+
+
+class AttestationVerifier(ABC, Generic[R]):
+    """Verifies proofs of one kind by the rules of one table."""
+
+    kind: ClassVar[int]
+    name: ClassVar[str]
+    sources: ClassVar[str] = ""  # what makes the proofs, as a plural, for messages; default: the name
+
+    def __init__(self, rules: R, clock: Clock) -> None:
+        self._rules = rules
+        self._clock = clock
+
+    @abstractmethod
+    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> object:
+        """Verify a proof. Raises AdmissionError."""
+
+    def content(self) -> bytes:
+        return self._rules.content()
+
+    def verify(self, evidence: Evidence) -> None:
+        try:
+            self._verify(evidence.proof, evidence.binding.digest, evidence.moment(self._clock))
+        except AdmissionError as error:
+            rank = f"rank {evidence.entry.rank}: "
+            raise error.with_prefix(rank if self.sources else f"{self.name} refuses {rank}") from None
+
+    def verify_listing(self, listing: Listing) -> None:
+        """Nothing endorses the entry: workers other than the parent rely on the parent until peer verification."""
+        if listing.endorsement:
+            none = f"{self.sources} have none" if self.sources else f"{self.name} has none"
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {none}")
+
+
+class AttestationProver(ABC, Generic[C]):
+    """Makes proofs of one kind with `collect`, which asks the device or the service."""
+
+    kind: int
+
+    def __init__(self, collect: C) -> None:
+        self._collect = collect
+
+    @abstractmethod
+    def prove(self, binding: Binding) -> bytes: ...
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return b""
