@@ -19,17 +19,15 @@ first used.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ringfence.checkpoint.folder import LocalStorage, storage_for
-from ringfence.checkpoint.key_wrap import Key, KeyFile, KeyWrapper
-from ringfence.checkpoint.opening import Anchor, Info, Opened, rewrap_index, verify_shards
-from ringfence.checkpoint.opening import inspect as _inspect
+from ringfence.checkpoint.key_wrap import Key, KeyFile, KeyWrapper, wrapper_of
+from ringfence.checkpoint.opening import Anchor, Info, Opened, open_index, rewrap_index, verify_shards
 from ringfence.checkpoint.sealed_file import sealed_open
 from ringfence.checkpoint.storage import Input, Output, Storage
-from ringfence.checkpoint.streams import DEFAULT_THREADS
+from ringfence.checkpoint.streams import DEFAULT_THREADS, Progress, unseen
 from ringfence.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def inspect(
     Raises CheckpointError, or ConfigurationError if the key file is wrong.
     """
     place = os.fspath(path)
-    return _inspect(place, key=key, storage=storage or storage_for(place), anchor=anchor)
+    return open_index(storage or storage_for(place), place, wrapper_of(key), anchor)
 
 
 def verify(
@@ -74,7 +72,7 @@ def verify(
     anchor: Anchor | None = None,
     storage: Storage | None = None,
     threads: int = DEFAULT_THREADS,
-    progress: Callable[[int], object] = lambda _: None,
+    progress: Progress = unseen,
 ) -> Info:
     """Verify every byte of a checkpoint, in this process alone; arguments are those of `load`.
 

@@ -19,7 +19,7 @@ from ringfence.checkpoint.planners import SealedLoadPlanner
 from ringfence.checkpoint.ranks import Ranks
 from ringfence.checkpoint.reader import SealedReader
 from ringfence.checkpoint.storage import Storage
-from ringfence.checkpoint.streams import DEFAULT_THREADS
+from ringfence.checkpoint.streams import DEFAULT_THREADS, Progress, unseen
 
 
 def load(
@@ -89,10 +89,11 @@ def load_all(
     anchor: Anchor | None = None,
     storage: Storage | None = None,
     threads: int = DEFAULT_THREADS,
+    progress: Progress = unseen,
 ) -> tuple[dict[str, Any], Info]:
     """Load a whole checkpoint into host memory, in this process alone, without a state to load into.
 
-    Returns the nested state and what the index says. Raises CheckpointError.
+    `progress` is that of `verify`. Returns the nested state and what the index says. Raises CheckpointError.
     """
     place = os.fspath(path)
     where = storage or storage_for(place)
@@ -101,7 +102,7 @@ def load_all(
     with ranks.converted(f"loading {place}"):
         dcp.load(
             state,
-            storage_reader=SealedReader(where, place, found.index, found.data_key, threads),
+            storage_reader=SealedReader(where, place, found.index, found.data_key, threads, progress),
             planner=SealedLoadPlanner(),
             no_dist=True,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
 from ringfence.checkpoint.index import Index, Shard
 from ringfence.checkpoint.key_wrap import Key, KeyWrapper
 from ringfence.checkpoint.storage import INDEX_NAME, Storage
-from ringfence.checkpoint.streams import SealingThreads, StreamReader
+from ringfence.checkpoint.streams import Progress, SealingThreads, StreamReader, unseen
 from ringfence.errors import CheckpointError, ProtocolError
 
 Anchor = str | int  # the digest that save() returned, or a step
@@ -62,12 +62,6 @@ class Opened:
             items=len(found.items),
             shards=len(found.shards),
         )
-
-    @contextlib.contextmanager
-    def shard(self, shard: Shard, threads: SealingThreads) -> Iterator[StreamReader]:
-        """Open a shard. Raises CheckpointError, also for what is raised within; the message names the shard."""
-        with opened_shard(self.storage, self.path, self.index, shard, self.data_key, threads) as stream:
-            yield stream
 
 
 @contextlib.contextmanager
@@ -134,22 +128,14 @@ def _check_anchor(found: Opened, anchor: Anchor | None) -> None:
     )
 
 
-def inspect(path: str, *, key: Key, storage: Storage, anchor: Anchor | None = None) -> Opened:
-    """Open a checkpoint for tools: its verified index, items and data key. The shards are not read.
-
-    Raises CheckpointError, or ConfigurationError if the key file is wrong.
-    """
-    return open_index(storage, path, key_wrap.wrapper_of(key), anchor)
-
-
-def verify_shards(found: Opened, threads: int, progress: Callable[[int], object] = lambda _: None) -> None:
-    """Open every byte of every shard. `progress` gets the number of bytes since its last call, in any thread.
+def verify_shards(found: Opened, threads: int, progress: Progress = unseen) -> None:
+    """Open every byte of every shard.
 
     Raises CheckpointError that names the first shard which is missing, damaged or changed.
     """
     with SealingThreads(threads) as pool:
         for shard in found.index.shards:
-            with found.shard(shard, pool) as stream:
+            with opened_shard(found.storage, found.path, found.index, shard, found.data_key, pool) as stream:
                 stream.verify(progress)
 
 

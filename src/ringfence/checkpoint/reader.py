@@ -22,7 +22,7 @@ from ringfence import keys
 from ringfence.checkpoint.index import Index, Item, TensorItem, name_of
 from ringfence.checkpoint.opening import opened_shard
 from ringfence.checkpoint.storage import Storage
-from ringfence.checkpoint.streams import SealingThreads, StreamReader, Want
+from ringfence.checkpoint.streams import Progress, SealingThreads, StreamReader, Want, unseen
 from ringfence.checkpoint.tensors import HostBuffer, Piece, memory_of, pieces
 from ringfence.errors import CheckpointError
 
@@ -39,8 +39,16 @@ class _Read(NamedTuple):
 class SealedReader(StorageReader):  # type: ignore[misc]
     """Reads one checkpoint, whose index is verified."""
 
-    def __init__(self, storage: Storage, path: str, index: Index, data_key: keys.Secret, threads: int) -> None:
-        self._storage, self._path, self._index = storage, path, index
+    def __init__(
+        self,
+        storage: Storage,
+        path: str,
+        index: Index,
+        data_key: keys.Secret,
+        threads: int,
+        progress: Progress = unseen,
+    ) -> None:
+        self._storage, self._path, self._index, self._progress = storage, path, index, progress
         self._data_key, self._threads = data_key, threads
         tensors = (item for item in index.items if isinstance(item, TensorItem))
         self._chunks = {(name_of(item.path), chunk.offsets): chunk for item in tensors for chunk in item.chunks}
@@ -78,7 +86,7 @@ class SealedReader(StorageReader):  # type: ignore[misc]
             for number in sorted(reads):
                 shard = self._index.shards[number]
                 with opened_shard(self._storage, self._path, self._index, shard, self._data_key, threads) as stream:
-                    _read(stream, sorted(reads[number], key=lambda read: read.start), staging)
+                    _read(stream, sorted(reads[number], key=lambda read: read.start), staging, self._progress)
         for each in afterwards:
             each()
         done: Future[None] = Future()
@@ -117,13 +125,13 @@ class SealedReader(StorageReader):  # type: ignore[misc]
         afterwards.append(lambda: planner.commit_tensor(request, target))
 
 
-def _read(stream: StreamReader, reads: list[_Read], staging: HostBuffer) -> None:
+def _read(stream: StreamReader, reads: list[_Read], staging: HostBuffer, progress: Progress) -> None:
     """Open ranges, in the order of the file; those that need staging in groups that fit it."""
     wants: list[Want] = []
     staged: list[tuple[Piece, torch.Tensor]] = []
 
     def flush() -> None:
-        stream.read(wants)
+        stream.read(wants, progress)
         for piece, loaded in staged:
             assert piece.shape is not None
             piece.copy_from(loaded.view(piece.shape))

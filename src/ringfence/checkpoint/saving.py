@@ -17,7 +17,7 @@ from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.planners import SealedSavePlanner
 from ringfence.checkpoint.ranks import Ranks
 from ringfence.checkpoint.storage import Storage
-from ringfence.checkpoint.streams import DEFAULT_THREADS
+from ringfence.checkpoint.streams import DEFAULT_THREADS, Progress, unseen
 from ringfence.checkpoint.writer import SealedWriter
 from ringfence.errors import CheckpointError
 
@@ -34,6 +34,7 @@ def save(
     storage: Storage | None = None,
     process_group: Any = None,
     threads: int = DEFAULT_THREADS,
+    progress: Progress = unseen,
 ) -> str:
     """Save a state as a sealed checkpoint. All ranks call it together; each writes the tensors or shards that it holds.
 
@@ -51,6 +52,7 @@ def save(
         storage: Where paths are; by default a file system of this machine.
         process_group: The ranks that save; by default all.
         threads: How many threads of each rank seal.
+        progress: Called with the number of bytes that this rank has sealed since the last call, in any thread.
 
     Returns:
         The anchor, a digest of the index, on every rank. Keep it outside of the storage and pass it to `load`: nothing on the
@@ -60,7 +62,7 @@ def save(
         CheckpointError: On every rank, if any of them fails.
     """
     together = Ranks.of(process_group)
-    writer = _writer(state, path, key, step, metadata, storage, threads)
+    writer = _writer(state, path, key, step, metadata, storage, threads, progress)
     try:
         with ranks.converted(f"saving {os.fspath(path)}"):
             found = dcp.save(
@@ -135,6 +137,7 @@ def _writer(
     metadata: Mapping[str, Any] | None,
     storage: Storage | None,
     threads: int,
+    progress: Progress = unseen,
 ) -> SealedWriter:
     """Check the arguments, the same ones on all ranks, before any rank waits for another."""
     if not isinstance(state, dict) or not state:
@@ -148,7 +151,7 @@ def _writer(
         raise CheckpointError("the keys of metadata must be texts")
     values.encode(notes, "metadata")
     target = os.fspath(path)
-    return SealedWriter(storage or storage_for(target), target, key, step, notes, threads)
+    return SealedWriter(storage or storage_for(target), target, key, step, notes, threads, progress)
 
 
 _background: tuple[Any, Any] | None = None  # the default group and the group that saves in the background

@@ -83,6 +83,3 @@ class Storage(abc.ABC):
     @abc.abstractmethod
     def replace(self, path: str, name: str, content: bytes) -> None:
         """Replace a file as a whole."""
-
-
-# -- local disks ------------------------------------------------------------------------------------------------------

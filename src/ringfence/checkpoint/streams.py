@@ -33,6 +33,14 @@ BODY: Final = SEGMENT - TAG  # of every other one but the last
 RUN: Final = 4  # segments that a thread seals or opens in one go
 DEFAULT_THREADS: Final = 2
 
+Progress = Callable[
+    [int], object
+]  # called with the bytes that were sealed or opened since the last call, in any thread
+
+
+def unseen(_: int) -> None:
+    """The `Progress` that nobody looks at."""
+
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 
@@ -134,7 +142,7 @@ class SealingThreads:
         self._pool = ThreadPoolExecutor(count + 1, "ringfence-seal")
         self.turns = threading.Semaphore(count)
         self._local = threading.local()
-        self._pending: collections.deque[Future[None]] = collections.deque()
+        self._pending: collections.deque[Future[object]] = collections.deque()
 
     def __enter__(self) -> SealingThreads:
         return self
@@ -148,7 +156,7 @@ class SealingThreads:
             self._local.memory = memoryview(bytearray(SEGMENT)), memoryview(bytearray(SEGMENT))
         return self._local.memory  # type: ignore[no-any-return]
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], object]) -> None:
         """Run `work` soon, in order of submission. Blocks while much is pending; raises what earlier work raised."""
         if len(self._pending) > 2 * self._count + 1:
             self._pending.popleft().result()
@@ -184,9 +192,16 @@ class StreamWriter:
     """
 
     def __init__(
-        self, output: Output, data_key: keys.Secret, associated_data: bytes, threads: SealingThreads, base: int = 0
+        self,
+        output: Output,
+        data_key: keys.Secret,
+        associated_data: bytes,
+        threads: SealingThreads,
+        base: int = 0,
+        progress: Progress = unseen,
     ) -> None:
         header = new_header()
+        self._progress = progress
         self._cipher = _Cipher(data_key, associated_data, header)
         self._output, self._threads, self._base = output, threads, base
         self._segment = 0  # the number of the next one
@@ -243,6 +258,7 @@ class StreamWriter:
             with self._threads.turns:
                 self._cipher.aead.encrypt_into(self._cipher.nonce(segment, last), data, None, target)
             self._output.write_at(target, self._base + sealed_start(segment))
+            self._progress(len(data))
         if done is not None:
             done()
 
@@ -296,7 +312,7 @@ class StreamReader:
         self._file, self._threads, self._base = file, threads, base
         self.count = segment_count(self.size)
 
-    def read(self, wants: Iterable[Want]) -> None:
+    def read(self, wants: Iterable[Want], progress: Progress = unseen) -> None:
         """Open ranges into memory; each segment is opened once, and verified before anything of it is copied.
 
         Raises CheckpointError if a segment does not authenticate; all memory is then undefined.
@@ -312,11 +328,10 @@ class StreamReader:
             for place in range(0, len(ordered), RUN):
                 run = ordered[place : place + RUN]
                 self._prefetch(run)
-                self._threads.submit(lambda run=run: self._open_run(run, parts))  # type: ignore[misc]
+                self._threads.submit(lambda run=run: progress(self._open_run(run, parts)))  # type: ignore[misc]
 
-    def verify(self, progress: Callable[[int], object] = lambda _: None) -> None:
-        """Open every segment and keep nothing. `progress` is called with the number of bytes that were opened since the last
-        call, in any thread. Raises CheckpointError."""
+    def verify(self, progress: Progress = unseen) -> None:
+        """Open every segment and keep nothing. Raises CheckpointError."""
 
         def work(run: range) -> None:
             _, plain = self._threads.scratch()
@@ -333,7 +348,7 @@ class StreamReader:
         start = sealed_start(run[0])
         self._file.prefetch(self._base + start, sealed_start(run[-1] + 1) - start)
 
-    def _open_run(self, run: Sequence[int], parts: dict[int, list[_Part]]) -> None:
+    def _open_run(self, run: Sequence[int], parts: dict[int, list[_Part]]) -> int:
         for segment in run:
             wanted = parts[segment]
             if len(wanted) == 1 and len(wanted[0].target) == self._length(segment):
@@ -343,6 +358,7 @@ class StreamReader:
             self._open(segment, plain)
             for start, target in wanted:
                 target[:] = plain[start : start + len(target)]
+        return sum(map(self._length, run))
 
     def _length(self, segment: int) -> int:
         return min(segment_start(segment + 1), self.size) - segment_start(segment)

@@ -21,7 +21,7 @@ from ringfence.checkpoint.index import Chunk, Index, Item, Path, Shard, StoredBy
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.planners import SealedSavePlanner
 from ringfence.checkpoint.storage import INDEX_NAME, Storage
-from ringfence.checkpoint.streams import SealingThreads, StreamWriter
+from ringfence.checkpoint.streams import Progress, SealingThreads, StreamWriter, unseen
 from ringfence.checkpoint.tensors import HostBuffer, blocks, is_plain, memory_of
 from ringfence.errors import CheckpointError
 
@@ -49,10 +49,17 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
     """Writes one checkpoint. `key` is used on rank 0 only."""
 
     def __init__(
-        self, storage: Storage, path: str, key: Key, step: int | None, metadata: Mapping[str, Any], threads: int
+        self,
+        storage: Storage,
+        path: str,
+        key: Key,
+        step: int | None,
+        metadata: Mapping[str, Any],
+        threads: int,
+        progress: Progress = unseen,
     ) -> None:
         self._storage, self._path, self._key, self._threads = storage, path, key, threads
-        self._step, self._metadata = step, dict(metadata)
+        self._step, self._metadata, self._progress = step, dict(metadata), progress
         self._place: str | None = None
         self._data_key: keys.Secret | None = None
         self._envelope: Envelope | None = None
@@ -98,7 +105,7 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
         with contextlib.ExitStack() as stack:
             stack.callback(output.abort)
             threads = stack.enter_context(SealingThreads(self._threads))
-            stream = StreamWriter(output, keys.Secret(assigned.data_key), bound, threads)
+            stream = StreamWriter(output, keys.Secret(assigned.data_key), bound, threads, progress=self._progress)
             for item in plan.items:
                 start, data = stream.position, planner.resolve_data(item)
                 if item.type == WriteItemType.BYTE_IO:

@@ -33,11 +33,6 @@ Verify every byte of a sealed checkpoint, and print its step and anchor.
 Nothing is loaded, and neither torch nor an accelerator is needed. A checkpoint that passes is one that a holder of
 the key saved, complete and unchanged. Whether it is the newest one, only --anchor can tell: anyone who controls the
 storage can put an older one in its place.
-
-exit codes:
-  0  every byte is authentic
-  1  the checkpoint is refused: missing, damaged, changed, or not the expected one
-  2  the command could not run: wrong arguments, key or environment
 """
 
 SHOW = """\
@@ -46,11 +41,6 @@ shards. The index is verified; the shards are not read.
 
 Without --key it prints what is stored in clear, and is not verified: the name of the key, the id of the save, the
 sizes of the files.
-
-exit codes:
-  0  success
-  1  the checkpoint is refused: missing, damaged, changed, or not the expected one
-  2  the command could not run: wrong arguments, key or environment
 """
 
 REWRAP = """\
@@ -58,11 +48,6 @@ Wrap the data key of a sealed checkpoint with another key, and replace the index
 
 Shards and anchor stay the same, so it takes milliseconds. The old key still opens copies of the old index. If it has
 leaked, seal everything anew instead: `ringfence checkpoint convert --to sealed --new-key FILE`.
-
-exit codes:
-  0  the new key opens the checkpoint, the old one does not
-  1  the checkpoint is refused: missing, damaged, changed, or not the expected one
-  2  the command could not run: wrong arguments, keys or environment
 """
 
 CONVERT = """\
@@ -75,11 +60,6 @@ Plain ones are written for their owner only (mode 0600 and 0700) and are not pro
 
 A file of torch.save is read with weights_only=True. To read plain DCP means to run code: its .metadata and all its
 items that are not tensors are pickled. Give --trust-pickle only if nobody else could write to that folder.
-
-exit codes:
-  0  success
-  1  the source is refused: missing, damaged, changed, or not the expected one
-  2  the command could not run: wrong arguments, key or environment
 """
 
 EXAMPLES = """\
@@ -102,10 +82,12 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     summary = "verify, show, re-key or convert sealed checkpoints"
     checkpoint = commands.add_parser("checkpoint", help=summary, epilog=EXAMPLES + "\n" + CODES)
     actions = checkpoint.add_subparsers(title="actions", metavar="ACTION", required=True)
-    verify = actions.add_parser("verify", help="verify every byte", description=VERIFY)
-    show = actions.add_parser("show", help="print what a checkpoint contains", description=SHOW)
-    rewrap = actions.add_parser("rewrap", help="replace the key that opens it", description=REWRAP)
-    convert = actions.add_parser("convert", help="from or to plain DCP and torch.save", description=CONVERT)
+    verify = actions.add_parser("verify", help="verify every byte", description=VERIFY, epilog=CODES)
+    show = actions.add_parser("show", help="print what a checkpoint contains", description=SHOW, epilog=CODES)
+    rewrap = actions.add_parser("rewrap", help="replace the key that opens it", description=REWRAP, epilog=CODES)
+    convert = actions.add_parser(
+        "convert", help="from or to plain DCP and torch.save", description=CONVERT, epilog=CODES
+    )
     for parser in (verify, show, rewrap):
         parser.add_argument("path", metavar="PATH", help="the folder or URL that was given to save()")
     convert.add_argument("source", metavar="SOURCE", help="a sealed or plain DCP checkpoint, or a file of torch.save")

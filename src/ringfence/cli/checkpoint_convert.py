@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from ringfence import checkpoint
-from ringfence.checkpoint import Anchor, Info, Input, Key, Output, Storage
-from ringfence.checkpoint.folder import storage_for, sync_folder
+from ringfence.checkpoint import Anchor, Info, Key
+from ringfence.checkpoint.folder import sync_folder
 from ringfence.checkpoint.storage import INDEX_NAME
 from ringfence.cli import checkpoint_keys
 from ringfence.cli.terminal import Progress
@@ -110,10 +110,13 @@ def _load(wanted: Conversion, form: Form) -> tuple[dict[str, Any], Info | None]:
         assert wanted.key is not None
         opened = checkpoint.inspect(wanted.source, key=wanted.key, anchor=wanted.anchor)
         with Progress("opening", opened.info.size) as progress:
-            storage = _Counting(opened.storage, progress)
             # the digest: nobody replaces the index between the two calls
             state, info = checkpoint.load_all(
-                wanted.source, key=wanted.key, anchor=opened.info.anchor, storage=storage, threads=wanted.threads
+                wanted.source,
+                key=wanted.key,
+                anchor=opened.info.anchor,
+                threads=wanted.threads,
+                progress=progress.add,
             )
         if wanted.form != "sealed":
             checkpoint_keys.restore(state, info.metadata)
@@ -168,8 +171,8 @@ def _seal(wanted: Conversion, state: dict[str, Any], info: Info | None) -> str:
             key=wanted.new_key,
             step=step,
             metadata=notes,
-            storage=_Counting(storage_for(wanted.destination), progress),
             threads=wanted.threads,
+            progress=progress.add,
         )
 
 
@@ -213,68 +216,3 @@ def _write_dcp(path: str, state: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=True)
-
-
-# -- progress ---------------------------------------------------------------------------------------------------------
-
-
-class _Counting(Storage):
-    """A storage that counts what is read and written."""
-
-    def __init__(self, storage: Storage, progress: Progress) -> None:
-        self._storage, self._progress = storage, progress
-
-    def begin(self, path: str) -> str:
-        return self._storage.begin(path)
-
-    def create(self, place: str, name: str, size: int) -> Output:
-        return _CountingOutput(self._storage.create(place, name, size), self._progress)
-
-    def publish(self, place: str, path: str) -> None:
-        self._storage.publish(place, path)
-
-    def discard(self, place: str) -> None:
-        self._storage.discard(place)
-
-    def contains_index(self, path: str) -> bool:
-        return self._storage.contains_index(path)
-
-    def open(self, path: str, name: str) -> Input:
-        return _CountingInput(self._storage.open(path, name), self._progress)
-
-    def names(self, path: str) -> list[str]:
-        return self._storage.names(path)
-
-    def replace(self, path: str, name: str, content: bytes) -> None:
-        self._storage.replace(path, name, content)
-
-
-class _CountingOutput(Output):
-    def __init__(self, output: Output, progress: Progress) -> None:
-        self._output, self._progress = output, progress
-
-    def write_at(self, data: memoryview, offset: int) -> None:
-        self._output.write_at(data, offset)
-        self._progress.add(len(data))
-
-    def finish(self) -> None:
-        self._output.finish()
-
-    def abort(self) -> None:
-        self._output.abort()
-
-
-class _CountingInput(Input):
-    def __init__(self, source: Input, progress: Progress) -> None:
-        self._source, self._progress = source, progress
-        self.size = source.size
-
-    def read_at(self, target: memoryview, offset: int) -> None:
-        self._source.read_at(target, offset)
-        self._progress.add(len(target))
-
-    def prefetch(self, offset: int, size: int) -> None:
-        self._source.prefetch(offset, size)
-
-    def close(self) -> None:
-        self._source.close()
