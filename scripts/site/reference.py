@@ -1,6 +1,6 @@
 """Parts of pages that the site makes from the code, between `<!-- reference: NAME -->` and `<!-- end of reference -->`.
 
-Commands come from argparse, at 80 columns; settings from their declarations; policy keys from policy-keys.toml; errors from the
+Commands come from argparse, at 80 columns; settings from settings-keys.toml; policy keys from policy-keys.toml; errors from the
 classes and their docstrings; promises from tests/promises.toml and the markers of tests.
 """
 
@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from ringfence import cli, errors
-from ringfence.config.settings_reference import SETTINGS
 from scripts import generated
 from tests import promises
 
 COLUMNS: Final = "80"
-POLICY_KEYS: Final[dict[str, list[dict[str, str]]]] = tomllib.loads(
-    (Path(__file__).parents[2] / "docs" / "reference" / "policy-keys.toml").read_text()
-)
+_DATA: Final = Path(__file__).parents[2] / "docs" / "reference"
+POLICY_KEYS: Final[dict[str, list[dict[str, str]]]] = tomllib.loads((_DATA / "policy-keys.toml").read_text())
+SETTINGS: Final[list[dict[str, str]]] = tomllib.loads((_DATA / "settings-keys.toml").read_text())["setting"]
 FORMS: Final = {  # a method of TomlTable, and what it reads
     "text": "string",
     "texts": "string or list",
@@ -64,7 +63,8 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 def settings() -> str:
     """A section for each variable, so that each has an address."""
     sections = [
-        f"### {each.name}\n\n{each.meaning}\n\n- Default: {each.default}.\n- May differ between workers: {each.per_worker}."
+        f"### {each['name']}\n\n{each['meaning']}\n\n- Default: {' '.join(each['default'].split())}.\n"
+        f"- May differ between workers: {each.get('per_worker', 'no')}."
         for each in SETTINGS
     ]
     return "\n\n".join(sections)

@@ -12,8 +12,9 @@ import pytest
 from ringfence import cli
 from ringfence.admission.policy_file import policy_file
 from ringfence.admission.proofs import kinds, tdx
+from ringfence.config.settings import KNOWN
 from scripts.site import reference
-from scripts.site.reference import FORMS, POLICY_KEYS
+from scripts.site.reference import FORMS, POLICY_KEYS, SETTINGS
 from tests.unit.policy_readers import readers
 
 
@@ -55,6 +56,10 @@ def test_the_key_reference_matches_the_reader_of_a_policy() -> None:
     assert described("top") == keys_read_by(policy_file.read_policy, "root")
     assert described("rule") == keys_read_by(policy_file._rule, "table")
     assert {name for tables in TABLES.values() for name in tables} == POLICY_KEYS.keys() - {"top", "rule"}
+
+
+def test_the_reference_has_every_setting() -> None:
+    assert [each["name"] for each in SETTINGS] == [*KNOWN]
 
 
 def test_the_page_of_commands_has_every_command() -> None:

@@ -1,7 +1,6 @@
 """What a worker is told: settings, files, addresses.
 
-settings.py            RINGFENCE_* variables, the policy and credentials that they name
-settings_reference.py  what each variable means, as data
-private_files.py       files with secrets and policies: owner, mode, written whole or not at all
-interfaces.py          addresses of this machine
+settings.py       RINGFENCE_* variables, the policy and credentials that they name
+private_files.py  files with secrets and policies: owner, mode, written whole or not at all
+interfaces.py     addresses of this machine
 """

@@ -1,7 +1,7 @@
 """The settings of one worker, from RINGFENCE_* environment variables.
 
-settings_reference.py declares them and says what each means. Any other name with this prefix is an error: a policy under a
-misspelt name would be no policy.
+docs/reference/settings-keys.toml says what each means. Any other name with this prefix is an error: a policy under a misspelt
+name would be no policy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from ringfence.config.private_files import (
     read_private,
     read_unshared,
 )
-from ringfence.config.settings_reference import SETTINGS
 from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.evidence import workload_api
 from ringfence.release import PAGES
@@ -42,8 +41,33 @@ from ringfence.release import PAGES
 PREFIX: Final = "RINGFENCE_"
 _NEAR: Final = 0.88  # likeness of a misspelt prefix: one letter is wrong, missing or too many
 DATAPLANE: Final = "RINGFENCE_DATAPLANE"
-KNOWN: Final = tuple(setting.name for setting in SETTINGS)
-CREDENTIALS: Final = tuple(setting.name for setting in SETTINGS if setting.credential)
+CREDENTIALS: Final = (  # say who may join, or prove who this worker is
+    "RINGFENCE_POLICY",
+    "RINGFENCE_SECRET_FILE",
+    "RINGFENCE_CERTIFICATE_FILE",
+    "RINGFENCE_KEY_FILE",
+    "RINGFENCE_SPIFFE_SOCKET",
+    "RINGFENCE_VCEK_FILE",
+    "RINGFENCE_TOKEN_COMMAND",
+)
+KNOWN: Final = (
+    *CREDENTIALS,
+    "RINGFENCE_RUN_ID",
+    "RINGFENCE_GENERATION",
+    "RINGFENCE_AGENT",
+    "RINGFENCE_INTERFACE",
+    "RINGFENCE_PORTS",
+    "RINGFENCE_ADVERTISE",
+    "RINGFENCE_REQUIRE",
+    "RINGFENCE_JOIN_TIMEOUT",
+    "RINGFENCE_OUTAGE_TIMEOUT",
+    "RINGFENCE_CHANNELS",
+    "RINGFENCE_METRICS_FILE",
+    "RINGFENCE_STAGE_TIMES",
+    "RINGFENCE_SAME_HOST",
+    DATAPLANE,
+    "RINGFENCE_SIM_DEVICES",
+)
 
 
 @dataclass(frozen=True)
