@@ -20,8 +20,8 @@ from ringfence.admission.proofs import certificate, nvidia, reference_values
 from ringfence.admission.proofs.nvidia import NvidiaProver, NvidiaVerifier
 from ringfence.config.settings import Settings, load_policy
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.launch import current_policy
-from ringfence.launch.current_policy import CurrentPolicy
+from ringfence.launch import agent_admission
+from ringfence.launch.agent_admission import CurrentPolicy
 from ringfence.session.join.credentials import JoinCredentials
 from tests import ports
 from tests.certificates import HOUR, Authority, private_pem, spiffe
@@ -222,7 +222,7 @@ def test_a_host_refuses_the_next_connection_of_a_revoked_agent(
     site, port = Site(tmp_path / "site", 3), ports.port()
     site.publish(number=1, start=TODAY - HOUR)
     monkeypatch.delenv("RINGFENCE_SECRET_FILE")
-    monkeypatch.setattr(current_policy, "_SECONDS", 0.0)
+    monkeypatch.setattr(agent_admission, "_POLICY_SECONDS", 0.0)
 
     def start(number: int) -> object:
         for name, value in site.environment(number).items():
@@ -334,7 +334,7 @@ def agents_policy(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Site, CurrentPolicy, Policy]:
     """A policy that an agent has read, and reads again whenever it is asked; with a setting that makes it stricter, too."""
-    monkeypatch.setattr(current_policy, "_SECONDS", 0.0)
+    monkeypatch.setattr(agent_admission, "_POLICY_SECONDS", 0.0)
     site = Site(tmp_path, 2)
     site.publish()
     own = JoinCredentials(Settings.from_environment({**site.environment(0), "RINGFENCE_SAME_HOST": request.param}))
@@ -352,7 +352,7 @@ def test_an_agent_keeps_its_policy_while_no_list_changes(
     renewed = current()
     assert renewed is not policy and renewed.digest == policy.digest
     assert current() is renewed
-    monkeypatch.setattr(current_policy, "_SECONDS", 60.0)  # unauthenticated peers must not cause readings
+    monkeypatch.setattr(agent_admission, "_POLICY_SECONDS", 60.0)  # unauthenticated peers must not cause readings
     site.publish(6, number=3)
     assert current() is renewed
 
@@ -405,7 +405,7 @@ def test_a_policy_that_cannot_be_read_is_not_read_for_every_peer(
     (site.folder / "0" / "lists" / "ca.crl").unlink()
     with pytest.raises(AdmissionError):
         current()
-    monkeypatch.setattr(current_policy, "_SECONDS", 60.0)
+    monkeypatch.setattr(agent_admission, "_POLICY_SECONDS", 60.0)
     site.publish()
     with pytest.raises(AdmissionError, match="cannot be read again"):
         current()

@@ -15,8 +15,7 @@ from ringfence.admission.messages import Proof
 from ringfence.admission.proofs import nvidia, snp
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import guest, nvml, tsm
-from ringfence.session.join.collect import Collector, Outcome
-from ringfence.session.join.failure_window import FailureWindow
+from ringfence.session.join.collect import Collector, FailureWindow, Outcome
 from ringfence.session.join.peer import Peer
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 from tests.unit.admission_samples import worker

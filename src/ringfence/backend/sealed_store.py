@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from ringfence.backend.transfers import TransferMethods
 from ringfence.backend.work import fresh
+from ringfence.dataplane.request import Request
 from ringfence.errors import CollectiveTimeoutError, ProtocolError, RingfenceError, UnsupportedError
-from ringfence.runtime.point_to_point import Transfer
 
 _SIZES, _CONTENT = -3, -4  # tags; users' tags are not negative
 _KEY_BYTES: Final = 4096
@@ -38,7 +38,7 @@ class SealedStore(dist.Store):  # type: ignore[misc]  # torch is untyped here
         self._values: dict[str, bytes] = {}
         self._lock = threading.RLock()  # backends call from threads of their own
         self._sizes = torch.empty(2, dtype=torch.int64, device="cpu")
-        self._posted: Transfer | None = None
+        self._posted: Request | None = None
         self._sent: list[Any] = []  # the memory of what is being sent
 
     # -- what backends call ------------------------------------------------------------------------------------------
@@ -130,15 +130,11 @@ class SealedStore(dist.Store):  # type: ignore[misc]  # torch is untyped here
         self._values.setdefault(key, received[name:])  # this member's own value is not replaced
         return True
 
-    def _post(self, memory: torch.Tensor, source: int | None, tag: int) -> Transfer:
-        group = self._group
-        transfer = group._transfer(memory, tag, memory, _FOREVER)
-        communicator, engine = group._communicator, group._session.engine
-        group._loop.call_soon_threadsafe(lambda: engine.receive(communicator.get(), transfer, source))
-        group._loop.wake()
+    def _post(self, memory: torch.Tensor, source: int | None, tag: int) -> Request:
+        (transfer,) = self._group._plain_receive(memory, source, tag, _FOREVER).requests
         return transfer
 
-    def _complete(self, transfer: Transfer, seconds: float) -> bool:
+    def _complete(self, transfer: Request, seconds: float) -> bool:
         self._group._loop.wait(transfer, max(0.0, seconds))
         if transfer.done and transfer.error is not None:
             raise fresh(transfer.error)

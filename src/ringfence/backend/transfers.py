@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -37,9 +38,7 @@ class TransferMethods(GroupBase):
             stage.before()
         if profiler._is_profiler_enabled:
             ranges.record(self, "send", transfer, [tensor], [])
-        communicator, engine = self._communicator, self._session.engine
-        self._loop.call_soon_threadsafe(lambda: engine.send(communicator.get(), transfer, destination))
-        return self._work([transfer], [tensor], wake=True)
+        return self._post(self._session.engine.send, transfer, destination, tensor)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> RingfenceWork:
         self._expect_peer(source)
@@ -59,8 +58,14 @@ class TransferMethods(GroupBase):
         transfer.copy_out = stage.after
         if profiler._is_profiler_enabled:
             ranges.record(self, "recv", transfer, [tensor], [tensor])
-        communicator, engine = self._communicator, self._session.engine
-        self._loop.call_soon_threadsafe(lambda: engine.receive(communicator.get(), transfer, source))
+        return self._post(self._session.engine.receive, transfer, source, tensor)
+
+    def _post(
+        self, start: Callable[..., None], transfer: Transfer, peer: int | None, tensor: torch.Tensor
+    ) -> RingfenceWork:
+        """Have the engine's `send` or `receive` start a transfer with a peer; None: with any."""
+        communicator = self._communicator
+        self._loop.call_soon_threadsafe(lambda: start(communicator.get(), transfer, peer))
         return self._work([transfer], [tensor], wake=True)
 
     def _bound_transfer(self, stage: CallMemory, memory: torch.Tensor, tag: int, tensor: torch.Tensor) -> Transfer:
@@ -110,16 +115,10 @@ class TransferMethods(GroupBase):
         return request.done
 
     def _plain_send(self, tensor: torch.Tensor, peer: int, tag: int, deadline: float) -> RingfenceWork:
-        transfer = self._transfer(tensor, tag, tensor, deadline)
-        communicator, engine = self._communicator, self._session.engine
-        self._loop.call_soon_threadsafe(lambda: engine.send(communicator.get(), transfer, peer))
-        return self._work([transfer], [tensor], wake=True)
+        return self._post(self._session.engine.send, self._transfer(tensor, tag, tensor, deadline), peer, tensor)
 
-    def _plain_receive(self, tensor: torch.Tensor, peer: int, tag: int, deadline: float) -> RingfenceWork:
-        transfer = self._transfer(tensor, tag, tensor, deadline)
-        communicator, engine = self._communicator, self._session.engine
-        self._loop.call_soon_threadsafe(lambda: engine.receive(communicator.get(), transfer, peer))
-        return self._work([transfer], [tensor], wake=True)
+    def _plain_receive(self, tensor: torch.Tensor, peer: int | None, tag: int, deadline: float) -> RingfenceWork:
+        return self._post(self._session.engine.receive, self._transfer(tensor, tag, tensor, deadline), peer, tensor)
 
 
 def _call_of(memory: torch.Tensor, tag: int) -> Call:

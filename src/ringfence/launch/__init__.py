@@ -8,7 +8,7 @@
     host_link.py     an agent's connection to the host: dials, proves itself, dials again
     agent_loop.py    the thread of an agent: serves its own machine through a Unix socket
     agent_client.py  a blocking client of that socket; agent_folder.py, where it is
-    agent_admission.py, current_policy.py, current_prover.py   how agents prove themselves, for as long as they live
+    agent_admission.py  how agents prove themselves, for as long as they live
     store.py         the store that torch sees
     torchrun.py      the entry point that torch loads
     handler.py       the rendezvous handler that it creates

@@ -1,25 +1,103 @@
-"""How agents prove themselves to each other: the policy and the credentials of their workers, and a hello of their own."""
+"""How agents prove themselves to each other: the policy and the credentials of their workers, and a hello of their own.
+
+An agent outlives sessions and its certificate. So for new connections, files about revoked certificates and the certificate are
+read again.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from ringfence import keys
+from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry
 from ringfence.admission.messages import Hello
 from ringfence.admission.policy import Policy, Prover
 from ringfence.config.settings import Settings
-from ringfence.launch.current_policy import CurrentPolicy
-from ringfence.launch.current_prover import CurrentProver
+from ringfence.errors import AdmissionError, ConfigurationError, PolicyError
 from ringfence.session.join.connections import Connections
 from ringfence.session.join.credentials import JoinCredentials
 from ringfence.session.join.handshakes import HandshakeEvents, Handshakes
 from ringfence.transport.tls import Credentials
 
+_log = logging.getLogger(__name__)
+
+_POLICY_SECONDS: Final = 1.0  # between two readings: unauthenticated peers must not cause many
+_CERTIFICATE_SECONDS: Final = 10.0  # as well, and a Workload API takes a moment
 # In the place of a worker's generation: agents outlive generations.
 _GENERATION = "agents"
 _SUITES = (keys.SUITE_AES_256_GCM,)
+
+
+class CurrentPolicy:
+    """Returns the policy with the files of now. Used by one thread at a time."""
+
+    def __init__(self, credentials: JoinCredentials, policy: Policy) -> None:
+        self._credentials = credentials
+        self._policy = policy
+        self._digest = policy.digest
+        self._read_at = time.monotonic()
+        self._refusal: tuple[str, str] | None = None  # why peers are refused: for this agent's log, and for the peer
+        self._is_changed = False  # the policy itself, not only the lists; that is final
+
+    def __call__(self) -> Policy:
+        """Return the policy. Raises AdmissionError if it cannot be read, or has once been another."""
+        now = time.monotonic()
+        if now - self._read_at >= _POLICY_SECONDS and not self._is_changed:
+            self._read_at = now
+            self._refusal = self._read_again()
+        if self._refusal is not None:
+            text, to_peer = self._refusal
+            raise AdmissionError(text, to_peer=to_peer)
+        return self._policy
+
+    def _read_again(self) -> tuple[str, str] | None:
+        try:
+            policy = self._credentials.read_policy_again(self._policy)
+        except PolicyError as error:
+            return f"the policy cannot be read again: {error}", "the other agent cannot read its policy"
+        if policy.digest != self._digest:
+            self._is_changed = True
+            return (
+                "the policy file was changed while this agent ran: start the run again",
+                "the policy of the other agent was changed while it ran",
+            )
+        if policy is not self._policy:
+            self._policy = policy.for_agents()
+        return None
+
+
+class CurrentProver:
+    """Proves with the certificate of now, if the policy asks for one. Used by one thread at a time."""
+
+    def __init__(self, credentials: JoinCredentials, prover: Prover) -> None:
+        self.kind = prover.kind
+        self._credentials = credentials
+        self._prover = prover
+        self._read_at = time.monotonic()
+
+    def prove(self, binding: Binding) -> bytes:
+        now = time.monotonic()
+        if now - self._read_at >= _CERTIFICATE_SECONDS:
+            self._read_at = now
+            self._read_again()
+        return self._prover.prove(binding)
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return self._prover.endorse(entry, proof_digest)
+
+    def _read_again(self) -> None:
+        try:
+            found = self._credentials.read_certificate_again(self.kind)
+        except ConfigurationError as error:
+            _log.warning("this agent goes on with the certificate that it has: %s", error)
+            return
+        if found is not None:
+            self._prover = found
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class AgentLoop:
         self._folder = agent_folder.new_folder()
         self.path = os.path.join(self._folder, agent_folder.SOCKET)
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # by which other threads wake up the loop
         self._stop_at: float | None = None
         self._notice: Notice | None = None  # the last one
         # the client of a call that was passed on, and its number there
@@ -123,7 +123,7 @@ class AgentLoop:
             agent_folder.listen(self._door, self.path, _BACKLOG)
             self._door.setblocking(False)
             self._connections.add_source(self._door)
-            self._connections.add_source(_Event(self._wake))
+            self._connections.add_source(self._wake)
             self._upstream = new_upstream(self._connections, self._on_message)
         except BaseException:
             self._close()
@@ -189,7 +189,7 @@ class AgentLoop:
                 self._accept()
             elif isinstance(key.data, _Client):
                 self._serve(key.data, events)
-            elif isinstance(key.data, _Event):
+            elif key.data == self._wake:
                 os.eventfd_read(self._wake)
                 self._send_rejoined()
             elif not self._upstream.dispatch(key, events):
@@ -311,13 +311,3 @@ def _local_rank(call: AgentCall) -> int:
     if len(call.parts) != 1:
         raise ProtocolError("a worker that rejoins names its local rank")
     return number_of(from_json(call.parts[0]), "local_rank", WORLD_LIMIT)
-
-
-class _Event:
-    """The descriptor by which other threads wake up the loop."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def fileno(self) -> int:
-        return self._descriptor

@@ -12,7 +12,6 @@
     verification.py    peers' proofs, verified in the background
     cpu_shares.py      CPU time of unauthenticated peers, shared between addresses
     background.py      threads for what may block: the store, the resolver, devices and services
-    failure_window.py  how long no proof could be collected
     credentials.py     policy and credentials of a join
     provers.py         from settings to a policy and a prover
     diagnostics.py     what a join waits for, for warnings and errors

@@ -17,9 +17,9 @@ from ringfence.admission.policy import Prover
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import device_lock
 from ringfence.session.join.background import Background
-from ringfence.session.join.failure_window import FailureWindow
 from ringfence.session.join.peer import Peer
 
+_PAUSE_SECONDS: Final = 5.0  # a longer pause between failed attempts starts a new window
 LIMIT: Final = 2 * (keys.TREE_FANOUT + 1)  # the parent and all children, and as many whose peers have disconnected
 
 Outcome = Proof | ConfigurationError | AdmissionError
@@ -31,6 +31,25 @@ def try_prove(prover: Prover, binding: Binding) -> Outcome:
         return Proof(prover.kind, prover.prove(binding))
     except (ConfigurationError, AdmissionError) as error:
         return error
+
+
+class FailureWindow:
+    """How long this worker has been unable to collect a proof, so that it gives up before its deadline, but not too early."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._last = 0.0
+
+    def record(self, began: float, now: float) -> float:
+        """Record a failed attempt that began at `began`; return how many seconds every attempt has been failing."""
+        if self._since is None or began - self._last > _PAUSE_SECONDS:
+            self._since = now
+        self._last = now
+        return now - self._since
+
+    def reset(self) -> None:
+        """Record that an attempt succeeded, for any peer."""
+        self._since = None
 
 
 class Collector:

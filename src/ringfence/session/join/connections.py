@@ -9,8 +9,11 @@ from typing import Protocol
 from ringfence.session.join.peer import Peer
 
 
-class _Source(Protocol):
+class _File(Protocol):
     def fileno(self) -> int: ...
+
+
+_Source = _File | int  # an object with a descriptor, or the descriptor itself
 
 
 class Connections:
