@@ -59,7 +59,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     yield start
     for each in reversed(started):
-        each._loop.stop()
+        each.loop.stop()
 
 
 def joined(*agents: SealedRendezvous) -> list[RendezvousInfo]:
@@ -101,7 +101,7 @@ def test_a_host_that_starts_anew_has_another_incarnation(agent: Start) -> None:
     zero, one = agent(port, 0), agent(port, 1)
     joined(zero, one)
     first = generation()
-    zero._loop.stop()
+    zero.loop.stop()
     again = agent(port, 0)
     joined(again, one)
     assert first.split(".")[0] != generation().split(".")[0]
@@ -155,7 +155,7 @@ def test_an_impostor_of_the_host_ends_no_agent(agent: Start, tmp_path: Path, mon
     with Warnings() as warnings:
         one = agent(port, 1)
         warnings.wait_for(lambda texts: any("secret" in text and "keeps trying" in text for text in texts))
-        impostor._loop.stop()
+        impostor.loop.stop()
     assert [each.rank for each in joined(agent(port, 0), one)] == [0, 1]
 
 
@@ -194,7 +194,7 @@ def test_nodes_come_and_go_within_the_limits(agent: Start) -> None:
     port = ports.port()
     zero, one = agent(port, 0, (1, 2)), agent(port, 1, (1, 2))
     assert [each.world_size for each in joined(zero, one)] == [2, 2]
-    one._loop.stop()
+    one.loop.stop()
     assert [each.world_size for each in joined(zero)] == [1]
     again = agent(port, 1, (1, 2))
     grown: list[RendezvousInfo] = []

@@ -191,6 +191,14 @@ def test_verify_reads_everything(tmp_path: Path, key: str) -> None:
         checkpoint.verify(tmp_path / "saved", key=key)
 
 
+def test_a_save_and_a_load_report_their_progress(tmp_path: Path, key: str) -> None:
+    state, sealed, opened = {"a": torch.rand(6 << 18), "b": torch.rand(5, 7).t(), "c": "text"}, [0], [0]
+    checkpoint.save(state, tmp_path / "saved", key=key, progress=sealed.append)
+    _, info = checkpoint.load_all(tmp_path / "saved", key=key, progress=opened.append)
+    assert sum(sealed) == sum(opened) == info.size
+    assert max(sealed + opened) < info.size, "it is reported while it goes on"
+
+
 def test_a_save_in_the_background_fails_in_its_future(tmp_path: Path, key: str) -> None:
     anchor = checkpoint.async_save(small_state(), tmp_path / "saved", key=key).result(timeout=60)
     assert checkpoint.load(empty_state(), tmp_path / "saved", key=key).anchor == anchor

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import secrets
-from types import TracebackType
 from typing import Any, Literal, overload
 
 from ringfence.checkpoint import envelope, key_wrap
@@ -100,9 +99,7 @@ class SealedOutput(io.RawIOBase):
                 os.unlink(self._temporary)
         super().close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.discard()
         self.close()

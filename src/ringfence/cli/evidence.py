@@ -116,9 +116,8 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         made.add_argument("--json", action="store_true", help="print the result as JSON")
         return made
 
-    collect = action(
-        "collect", "collect evidence from this machine", COLLECT.format(root=_root_needed()), COLLECT_EXAMPLES
-    )
+    needs = "Needs " if os.geteuid() == 0 else "Needs root and "
+    collect = action("collect", "collect evidence from this machine", COLLECT.format(root=needs), COLLECT_EXAMPLES)
     collect.add_argument("--kind", choices=KINDS, help="default: what this machine supports")
     collect.add_argument("--report-data", metavar="HEX", help="the 64 bytes to be signed (default: random)")
     collect.add_argument(
@@ -154,11 +153,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     status.add_argument("--service", required=True, metavar="URL", help="NVIDIA's service, or your own cache")
     status.add_argument("--out", type=Path, metavar="FOLDER", required=True, help="the folder to write to; must exist")
     status.set_defaults(run=run_ocsp)
-
-
-def _root_needed() -> str:
-    """The beginning of what is needed: root is not told that it has to be root."""
-    return "Needs " if os.geteuid() == 0 else "Needs root and "
 
 
 def _add_evidence(parser: argparse.ArgumentParser) -> None:

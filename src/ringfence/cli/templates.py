@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-FILL_IN: Final = "FILL IN"
-
 HEAD: Final = """\
 # Who may join the run. Every worker needs a copy that says the same, with the files that it names beside it:
 # workers with different policies refuse each other. `ringfence policy explain` says in words whom this admits.

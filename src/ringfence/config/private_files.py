@@ -114,11 +114,15 @@ def check_unshared(path: Path, status: os.stat_result) -> None:
     """Raise PolicyError if another user can change a file with this status."""
     if not stat.S_ISREG(status.st_mode):
         raise PolicyError(f"{path} is not a regular file")
+    _check_owner(str(path), path, status)
+
+
+def _check_owner(name: str, path: Path, status: os.stat_result) -> None:
     if status.st_mode & 0o022:
-        raise PolicyError(f"others on this machine can change {path}: run `chmod go-w {path}`")
+        raise PolicyError(f"others on this machine can change {name}: run `chmod go-w {path}`")
     if status.st_uid not in (os.geteuid(), 0):
         raise PolicyError(
-            f"{path} belongs to another user (uid {status.st_uid}), who can change it: it must be yours, or root's"
+            f"{name} belongs to another user (uid {status.st_uid}), who can change it: it must be yours, or root's"
         )
 
 
@@ -132,22 +136,11 @@ def list_unshared(path: Path) -> list[str] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        _check_folder(path, folder)
+        if not os.fstatvfs(folder).f_flag & os.ST_RDONLY:  # as a volume of Kubernetes, whose mode says otherwise
+            _check_owner(f"the folder {path}", path, os.fstat(folder))
         return os.listdir(folder)
     finally:
         os.close(folder)
-
-
-def _check_folder(path: Path, folder: int) -> None:
-    if os.fstatvfs(folder).f_flag & os.ST_RDONLY:  # as a volume of Kubernetes, whose mode says otherwise
-        return
-    status = os.fstat(folder)
-    if status.st_mode & 0o022:
-        raise PolicyError(f"others on this machine can change the folder {path}: run `chmod go-w {path}`")
-    if status.st_uid not in (os.geteuid(), 0):
-        raise PolicyError(
-            f"the folder {path} belongs to another user (uid {status.st_uid}), who can change it: it must be yours, or root's"
-        )
 
 
 # -- the shared secret ----------------------------------------------------------------------------------------------

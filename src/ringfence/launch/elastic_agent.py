@@ -67,7 +67,7 @@ def cause_of(failures: Mapping[int, ProcessFailure]) -> str:
 
 def _refuse_rejoins(rendezvous: Any, waiting: Iterable[int], reason: str) -> WorkerState:
     """Tell workers why they cannot rejoin. They raise, and are found to have failed."""
-    rendezvous.answer_rejoins(dict.fromkeys(waiting, reason))
+    rendezvous.loop.answer_rejoins(dict.fromkeys(waiting, reason))
     return WorkerState.HEALTHY
 
 
@@ -100,12 +100,12 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
         self._succeeded, self._reported = None, False
         worker_group.spec.rdzv_handler.workers_run = True
         super()._initialize_workers(worker_group)
-        delay = worker_group.spec.rdzv_handler.spares_after
+        delay = worker_group.spec.rdzv_handler.options.spares_after
         if delay is not None:
             self._spares_at = time.monotonic() + delay
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if worker_group.spec.rdzv_handler.spares_after is not None:
+        if worker_group.spec.rdzv_handler.options.spares_after is not None:
             self._spares = self._spares or Spares()
         with _tied_workers(self._spares):
             return dict(super()._start_workers(worker_group))
@@ -142,13 +142,13 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
         As when workers are started again, it counts as a restart unless another node has ended the round.
         """
         rendezvous: Any = worker_group.spec.rdzv_handler
-        waiting = rendezvous.rejoining()
+        waiting = rendezvous.loop.rejoining()
         if not waiting:
             return WorkerState.HEALTHY
-        if rendezvous.rejoin_within is None:
+        if rendezvous.options.rejoin_within is None:
             return _refuse_rejoins(rendezvous, waiting, "start it with `ringfence run --rejoin`")
         if len(waiting) < len(worker_group.workers):
-            late = time.monotonic() >= min(waiting.values()) + rendezvous.rejoin_within
+            late = time.monotonic() >= min(waiting.values()) + rendezvous.options.rejoin_within
             return WorkerState.UNHEALTHY if late else WorkerState.HEALTHY
         if not rendezvous.is_round_over:
             if self._remaining_restarts <= 0:
@@ -158,7 +158,7 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
         self._rendezvous(worker_group)
         for worker in worker_group.workers:
             worker.id = processes[worker.local_rank]
-        rendezvous.answer_rejoins(
+        rendezvous.loop.answer_rejoins(
             {each.local_rank: self._round_of(each, worker_group) for each in worker_group.workers}
         )
         return WorkerState.HEALTHY

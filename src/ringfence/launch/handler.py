@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -62,11 +62,11 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
     """One agent's view of the rounds. Its methods are those that torchrun calls."""
 
     def __init__(self, loop: AgentLoop, options: Options, outage: float) -> None:
-        self._loop = loop
-        self._options = options
+        self.loop = loop
+        self.options = options
         self._outage = outage  # seconds after which a silent agent is lost
         self._client = AgentClient(loop.path)
-        self._generation = ""
+        self.generation = ""  # of the round that this agent is in
         self._over_since: float | None = None  # when this agent saw that its round is over
         self.failure = ""  # what failed on this node in the round before
         self.workers_run = True  # whether workers of this node can still call `ringfence.rejoin()`
@@ -80,27 +80,12 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
         return True
 
     def get_run_id(self) -> str:
-        return self._options.run_id
-
-    @property
-    def generation(self) -> str:
-        """The generation of the round that this agent is in."""
-        return self._generation
-
-    @property
-    def spares_after(self) -> float | None:
-        """How long workers run before spares are started for them, in seconds; None: there are no spares."""
-        return self._options.spares_after
-
-    @property
-    def rejoin_within(self) -> float | None:
-        """How long workers may take to call `ringfence.rejoin()`, in seconds; None: they are always started again."""
-        return self._options.rejoin_within
+        return self.options.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round. What is put into the environment here reaches the workers."""
-        end = time.monotonic() + self._options.join_timeout
-        answer = self._ask(Operation.JOIN, self._options.join_timeout, self._cause())
+        end = time.monotonic() + self.options.join_timeout
+        answer = self._ask(Operation.JOIN, self.options.join_timeout, self._cause())
         while answer.result is CallResult.LOST and time.monotonic() < end:
             answer = self._ask(Operation.JOIN, max(0.001, end - time.monotonic()), self._cause())
         if answer.result is CallResult.CLOSED and not answer.text:
@@ -109,27 +94,27 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
             raise RendezvousClosedError(answer.text)
         if answer.result in (CallResult.TIMEOUT, CallResult.LOST):
             raise RendezvousTimeoutError(
-                f"no round of {self._options.nodes} nodes formed within {self._options.join_timeout:g} s"
+                f"no round of {self.options.nodes} nodes formed within {self.options.join_timeout:g} s"
                 + (f": {answer.text}" if answer.text else "")
             )
         if answer.result is not CallResult.OK:
             raise RendezvousConnectionError(answer.text)
         found = from_json(answer.parts[0])
-        self._generation = text_of(found, "generation", GENERATION_BYTES)
+        self.generation = text_of(found, "generation", GENERATION_BYTES)
         self._over_since, self.failure = None, ""
         os.environ.update(
             {
-                "RINGFENCE_GENERATION": self._generation,
-                "RINGFENCE_RUN_ID": self._options.run_id,
-                AGENT: self._loop.path,
+                "RINGFENCE_GENERATION": self.generation,
+                "RINGFENCE_RUN_ID": self.options.run_id,
+                AGENT: self.loop.path,
                 REQUIRE: "1",
             }
         )
         return RendezvousInfo(
-            AgentStore(self._client, self._generation),
+            AgentStore(self._client, self.generation),
             number_of(found, "rank", WORLD_LIMIT),
             number_of(found, "nodes", WORLD_LIMIT),
-            RendezvousStoreInfo(*self._options.master),
+            RendezvousStoreInfo(*self.options.master),
         )
 
     def is_closed(self) -> bool:
@@ -143,11 +128,11 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
         """Return 1 if the workers have to be started again for the next round, otherwise 0. Never waits for the network."""
         if not self.is_round_over:
             return 0
-        if self.rejoin_within is None or not self.workers_run:
+        if self.options.rejoin_within is None or not self.workers_run:
             return 1
         now = time.monotonic()
         self._over_since = now if self._over_since is None else self._over_since
-        return int(now >= self._over_since + self.rejoin_within)
+        return int(now >= self._over_since + self.options.rejoin_within)
 
     @property
     def is_round_over(self) -> bool:
@@ -157,18 +142,10 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
             return False
         if notice.replaced:
             raise RendezvousClosedError(
-                f"another agent has joined as node {self._options.rank}: this one is not part of the run any more. If two "
+                f"another agent has joined as node {self.options.rank}: this one is not part of the run any more. If two "
                 "nodes were given the same --node-rank, correct it"
             )
-        return notice.ends(self._generation)
-
-    def rejoining(self) -> dict[int, float]:
-        """Return since when which workers of this node wait for the next round in place, by local rank."""
-        return self._loop.rejoining()
-
-    def answer_rejoins(self, answers: Mapping[int, Mapping[str, str] | str]) -> None:
-        """Tell workers that wait in place the variables of their round, or why there is none."""
-        self._loop.answer_rejoins(answers)
+        return notice.ends(self.generation)
 
     def report_success(self) -> bool:
         """Tell the host that the workers of this node have succeeded; return whether it knows."""
@@ -178,18 +155,18 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
     def is_finished(self) -> bool:
         """Whether the workers of all nodes have succeeded."""
         notice = self._notice()
-        return notice is not None and notice.finished and notice.generation == self._generation
+        return notice is not None and notice.finished and notice.generation == self.generation
 
     def shutdown(self) -> bool:
         """Leave. If the run has not finished, no further round forms: this node will not come back by itself."""
-        if self._loop.is_alive:
+        if self.loop.is_alive:
             if self.is_finished:
                 self._ask(Operation.LEAVE, _LEAVE_SECONDS)
             else:
-                reason = f"the workers of node {self._options.name} failed for good"
+                reason = f"the workers of node {self.options.name} failed for good"
                 self._ask(Operation.CLOSE, _LEAVE_SECONDS, self._cause(), reason.encode())
                 self._wait_for_cause()
-            self._loop.stop(self._outage + _LINGER_SECONDS)
+            self.loop.stop(self._outage + _LINGER_SECONDS)
         return True
 
     def _cause(self) -> bytes:
@@ -230,7 +207,9 @@ class Options:
             _seconds(params, "last_call_timeout", keys.LAST_CALL_SECONDS),
         )
         self.join_timeout = _seconds(params, "join_timeout", keys.ROUND_SECONDS)
+        # How long workers run before spares are started for them, in seconds; None: there are no spares.
         self.spares_after = _seconds(params, "spares", 0.0) if "spares" in params.config else None
+        # How long workers may take to call `ringfence.rejoin()`, in seconds; None: they are always started again.
         self.rejoin_within = _seconds(params, "rejoin", 0.0) if "rejoin" in params.config else None
         self.is_alone = params.max_nodes == 1
         self.endpoint = (LOOPBACK, 0) if self.is_alone else _endpoint(params.endpoint)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Final, Generic, TypeVar
 
+from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.policy_file.policy_file import Rules
 from ringfence.errors import AdmissionError
 
+MEASURE: Final = "`ringfence evidence measure` prints the values for a policy"
+
 R = TypeVar("R", bound=Rules)
 C = TypeVar("C")
+
+
+def encode_lists(lists: Iterable[Sequence[bytes]]) -> bytes:
+    """Encode lists of values, for `Rules.content`: independent of the order in each."""
+    return b"".join(encoding.number(len(each), 4) + b"".join(map(encoding.blob, sorted(each))) for each in lists)
 
 
 class AttestationVerifier(ABC, Generic[R]):

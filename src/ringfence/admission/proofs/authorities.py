@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
-from typing import Final
+from typing import Any, Final
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence.admission.proofs.certificate_path import UNREADABLE
+from ringfence.admission.proofs.jose import read_json
 
 AUTHORITIES: Final = 64  # in one file
 
@@ -63,10 +63,10 @@ def expiry(authority: bytes) -> float:
 def _from_json(content: bytes) -> list[x509.Certificate]:
     """Read a SPIFFE trust bundle: a JWK set whose keys for X.509 have one certificate each."""
     try:
-        bundle = json.loads(content, object_pairs_hook=_unrepeated)
+        bundle: Any = read_json(content)
         entries = [each for each in bundle["keys"] if each.get("use") == "x509-svid"]
         chains = [each["x5c"] for each in entries]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError("not a SPIFFE trust bundle") from None
     if not all(isinstance(chain, list) and len(chain) == 1 and isinstance(chain[0], str) for chain in chains):
         raise ValueError("a SPIFFE trust bundle whose keys do not have one certificate each")
@@ -74,13 +74,6 @@ def _from_json(content: bytes) -> list[x509.Certificate]:
         return [x509.load_der_x509_certificate(base64.b64decode(chain[0], validate=True)) for chain in chains]
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
         raise ValueError("a certificate in the SPIFFE trust bundle that cannot be read") from None
-
-
-def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a duplicate name in a JSON object")
-    return found
 
 
 def _check(certificate: x509.Certificate) -> None:

@@ -20,7 +20,7 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import hcl_report, snp, snp_chain, snp_report, tdx, tdx_quote, tpm_quote
-from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
+from ringfence.admission.proofs.attestation import MEASURE, AttestationProver, AttestationVerifier, encode_lists
 from ringfence.admission.proofs.hcl_report import RuntimeData
 from ringfence.admission.proofs.tpm_quote import PCR_BYTES, PCRS, Quote
 from ringfence.errors import AdmissionError, ProtocolError
@@ -30,7 +30,6 @@ TDX_KIND: Final = 9
 SNP_NAME: Final = "SEV-SNP on Azure"
 TDX_NAME: Final = "TDX on Azure"
 RESETTABLE: Final = frozenset({16, 23})  # at locality 0, which is that of the guest's software (TCG PC Client profile)
-MEASURE: Final = "`ringfence evidence measure` prints the values for a policy"
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class Rules:
         for index, values in sorted(self.pcrs):
             parts += [encoding.number(index, 1), encoding.number(len(values), 4), *sorted(values)]
         parts.append(encoding.number(0xFF, 1))
-        for texts in (self.tpm_firmware, tuple(each.encode() for each in self.vm_ids)):
-            parts += [encoding.number(len(texts), 4), *(encoding.blob(each) for each in sorted(texts))]
+        parts.append(encode_lists((self.tpm_firmware, [each.encode() for each in self.vm_ids])))
         return b"".join(parts)
 
     def explain(self) -> list[str]:

@@ -19,7 +19,7 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable
-from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
+from ringfence.admission.proofs.attestation import MEASURE, AttestationProver, AttestationVerifier, encode_lists
 from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots, endorsement, pinned, roots_content
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, SnpReport, Tcb
 from ringfence.admission.proofs.snp_revocation import FETCH, RevocationList
@@ -27,7 +27,6 @@ from ringfence.errors import AdmissionError, ProtocolError
 
 KIND: Final = 4
 NAME: Final = "SEV-SNP"
-MEASURE: Final = "`ringfence evidence measure` prints the values for a policy"
 
 _VLEK: Final = 1
 
@@ -66,9 +65,7 @@ class Rules:
         flags = [self.allow_smt, self.allow_migration, self.allow_cxl, self.allow_provisional_firmware]
         flags += [self.require_single_socket, self.require_ciphertext_hiding, self.require_alias_check]
         numbers = encoding.number(self.vmpl, 1) + encoding.number(self.guest_svn, 4) + bytes(flags)
-        return numbers + b"".join(
-            encoding.number(len(each), 4) + b"".join(encoding.blob(value) for value in sorted(each)) for each in lists
-        )
+        return numbers + encode_lists(lists)
 
     def explain(self) -> list[str]:
         """Describe what it admits, one line each."""

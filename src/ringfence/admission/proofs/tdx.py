@@ -15,18 +15,17 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence import keys
-from ringfence.admission import encoding, roots
+from ringfence.admission import roots
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import tdx_quote
-from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
+from ringfence.admission.proofs.attestation import MEASURE, AttestationProver, AttestationVerifier, encode_lists
 from ringfence.admission.proofs.tdx_collateral import Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
 
 KIND: Final = 3
 NAME: Final = "TDX"
-MEASURE: Final = "`ringfence evidence measure` prints the values for a policy"
 FETCH: Final = "`ringfence evidence collateral` fetches it"
 
 REGISTERS: Final = ("rtmr0", "rtmr1", "rtmr2", "rtmr3")
@@ -63,9 +62,7 @@ class Rules:
         lists = [self.mrtd, *self.rtmrs, self.mr_config_id, self.mr_owner, self.mr_owner_config]
         lists += [tuple(each.encode() for each in names) for names in (self.statuses, self.advisories)]
         lists.append(tuple(each.digest for each in self.collateral))
-        return b"".join(
-            encoding.number(len(each), 4) + b"".join(encoding.blob(value) for value in sorted(each)) for each in lists
-        )
+        return encode_lists(lists)
 
     def explain(self) -> list[str]:
         """Describe what it admits, one line each."""

@@ -21,6 +21,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.x509.oid import NameOID
 
+from ringfence.admission.proofs.certificate_path import extension_of
+
 KEYS: Final = frozenset(
     {
         "pck_crl_issuer_chain",
@@ -162,12 +164,9 @@ def _statement(found: dict[str, str], name: str, about: str, said: Any) -> Part:
 
 def _revocations(found: dict[str, str], name: str, about: str) -> Part:
     revoked = x509.load_der_x509_crl(bytes.fromhex(found[name]))
-    try:
-        number = revoked.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-    except x509.ExtensionNotFound:
-        number = 0
+    number = extension_of(revoked, x509.CRLNumber)
     serials = frozenset(each.serial_number for each in revoked)
     keys = (name,) if name == "root_ca_crl" else (name, f"{name}_issuer_chain")
     end = revoked.next_update_utc or datetime.max.replace(tzinfo=UTC)
-    order = (number, revoked.last_update_utc, len(serials))
+    order = (0 if number is None else number.crl_number, revoked.last_update_utc, len(serials))
     return Part(name, about, order, end, tuple((key, found[key]) for key in keys), revoked=serials)

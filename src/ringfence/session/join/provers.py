@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Prover
-from ringfence.admission.policy_file.policy_file import PolicyFile, Rule
+from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.proofs import (
     authorities,
     azure,
@@ -87,18 +87,13 @@ def prover_of(settings: Settings, shared: SharedSecret | None, policy: PolicyFil
     missing: list[str] = []
     for number, rule in enumerate(policy.rules, 1):
         try:
-            prover = bundle.prover_for(_provers(settings, shared, rule, machine))
+            provers = [MAKERS[kind](settings, shared, rules, machine) for kind, rules in rule.proofs]
+            return bundle.prover_for(provers)
         except ConfigurationError as error:
             missing.append(f"rule {number}: {error}")
             if isinstance(error, _Unusable):
                 _log.warning("%s; this worker tries the next rule of its policy", missing[-1])
-            continue
-        return prover
     raise ConfigurationError("this worker has no credential that its own policy admits. " + "; ".join(missing))
-
-
-def _provers(settings: Settings, shared: SharedSecret | None, rule: Rule, machine: Machine) -> list[Prover]:
-    return [MAKERS[kind](settings, shared, rules, machine) for kind, rules in rule.proofs]
 
 
 # -- one kind each --------------------------------------------------------------------------------------------------
