@@ -73,6 +73,8 @@ def collective_cost(
         return FREE
     together = min(size, max(1, int(hardware["node", "workers"]) if per_node is None else per_node))
     machine = min(size, shared_by(hardware) if per_machine is None else per_machine)
+    if machine > 1:
+        threads = 1  # the runtime has channels only where no two members share a machine
     path_links = chain(identifier, size, max(1, machine))
     piece = max((segments(variant, link.part * whole)[0] for link in path_links), default=0.0)
     spent = stage_costs(hardware, variant).met(lost(variant, whole if memory is None else memory, piece), narrow)
