@@ -84,7 +84,6 @@ NORMAL: tuple[tuple[str, ...], ...] = (
     ("plan", "--hardware", "here", "--model", "gpt2", "--workers", "8", "--compute", "1.5"),
     ("plan", "validate", "--study", STUDY),
     ("plan", "published"),
-    ("plan", "table"),
     ("study", "--list"),
     ("study", "--grid", "nowhere.toml"),
     ("report", "--study", "nowhere"),

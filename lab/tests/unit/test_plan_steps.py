@@ -1,4 +1,4 @@
-"""Training steps, recommendations, the runtime's table and published figures."""
+"""Training steps, recommendations and published figures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.collectives import Thresholds
 from ringfence.errors import ConfigurationError
 from ringfence_lab.plan import hardware, models, published
 from ringfence_lab.plan.recommend import CAPS, WORKERS, plan, sweep
-from ringfence_lab.plan.selection_table import differences, table
 from ringfence_lab.plan.steps import Question, all_reduce, step
 from ringfence_lab.plan.work import VARIANTS
 
@@ -201,16 +199,6 @@ def test_scale_costs_no_more_than_it_must() -> None:
     profile = hardware.load("tdx-400g")
     small, large = (plan(profile, Question(models.load("llama-7b"), count)) for count in (64, 16_384))
     assert large.tuned["ringfence"].seconds < 3 * small.tuned["ringfence"].seconds
-
-
-def test_the_models_table_is_no_worse_by_the_models_own_measure() -> None:
-    profile = hardware.load("tdx-10g")
-    groups = (2, 4, 8, 16, 64)
-    mine = table(profile, groups)
-    found = differences(profile, groups, mine)
-    assert mine != Thresholds()
-    assert sum(math.log(1 - each.gain) for each in found) < 0
-    assert Thresholds.from_bytes(mine.to_bytes()) == mine
 
 
 def test_published_slowdowns_stand_beside_what_is_predicted() -> None:

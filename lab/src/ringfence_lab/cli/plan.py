@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli.further_commands import LAB
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
-from ringfence_lab.cli import plan_chart, plan_checks, plan_trace, plan_views
+from ringfence_lab.cli import plan_checks, plan_trace, plan_views
 from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.steps import SCHEDULES, STRATEGIES
 
@@ -45,13 +45,12 @@ EXAMPLES = """\
 examples:
   ringfence plan --model gpt2-xl --hardware tdx-100g --workers 64
   ringfence plan --parameters 7e9 --strategy fsdp
-  ringfence plan --model llama-7b --sweep --chart scale.svg
+  ringfence plan --model llama-7b --sweep
   ringfence plan --model gpt2 --workers 8 --workers-per-machine 4
   ringfence plan --trace rank0.json.gz rank1.json.gz --step 0.3
   ringfence plan models        the models with a name
   ringfence plan hardware      the profiles, and what in them is assumed
   ringfence plan published     predictions beside published figures
-  ringfence plan table         thresholds for the runtime's schedules
 
 To predict for your own machine, measure it with `ringfence study`, then:
   ringfence plan calibrate --study study-results --to here.toml
@@ -75,7 +74,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_question(parser)
     _add_hardware(parser)
     parser.add_argument("--sweep", action="store_true", help="predict for 2 to 16,384 workers")
-    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the sweep as a new .svg or .png")
     _add_json(parser)
     parser.set_defaults(run=run_plan)
     others = parser.add_subparsers(title="more", metavar="WHAT", prog="ringfence plan")
@@ -86,12 +84,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "validate": (run_validate, "compare predictions with a study"),
         "traces": (run_traces, "record traces here, predict the sealed steps and measure them"),
         "published": (run_published, "predictions beside published figures"),
-        "table": (run_table, "thresholds for the runtime's choice of schedules"),
     }.items():
         other = others.add_parser(name, help=about)
         if name == "hardware":
             other.add_argument("name", nargs="?", help="a profile's name or file")
-        elif name in ("traces", "table"):
+        elif name == "traces":
             _add_hardware(other)
         elif name in ("calibrate", "validate"):
             _add_study(other, name)
@@ -204,25 +201,13 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.trace is not None:
         return plan_trace.run(options, profile)
     question = _question(options)
-    if options.chart is not None:
-        if options.chart.suffix not in (".svg", ".png"):
-            ending = options.chart.suffix or "a file without ending"
-            raise ConfigurationError(f"--chart draws .svg or .png, not {ending}")
-        _check_new(options.chart, "--chart")
-    if options.sweep or options.chart:
-        plans = list(_watched(sweep(profile, question), len(WORKERS)))
-    else:
-        plans = [plan(profile, question)]
-    if options.chart is not None:
-        plan_chart.draw(profile, plans, options.chart)
+    plans = list(_watched(sweep(profile, question), len(WORKERS))) if options.sweep else [plan(profile, question)]
     if options.json:
         print(json.dumps(plan_views.plans_json(profile, plans), indent=2))
-    elif options.sweep or options.chart:
+    elif options.sweep:
         print(plan_views.sweep_text(profile, plans))
     else:
         print(plan_views.plan_text(profile, plans[0]))
-    if options.chart is not None and not options.json:
-        print(f"chart:\n  {options.chart}")
     return 0
 
 
@@ -273,7 +258,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
     from ringfence_lab.plan import gpu_tee
     from ringfence_lab.plan.calibrate import calibrate
 
-    _check_new(options.to, "--to")
+    _check_new(options.to)
     rows, cores, date = read_study(options.study, options.cores)
     preset = _preset(rows, options.preset)
     profile = gpu_tee.calibrate(rows, preset) if preset else calibrate(rows, cores)
@@ -331,23 +316,6 @@ def run_published(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_table(options: argparse.Namespace) -> int:
-    """Thresholds from the model, and where they choose differently."""
-    from ringfence_lab.plan.selection_table import GROUPS, differences, table
-
-    profile = find_hardware(options.hardware)
-    most = 1024 if not profile.variants else 8  # a machine that was calibrated has all workers on itself
-    groups = [size for size in GROUPS if size <= most]
-    proposed = table(profile, groups)
-    found = differences(profile, groups, proposed)
-    print(
-        json.dumps(plan_checks.table_json(proposed, found), indent=2)
-        if options.json
-        else plan_checks.table_text(proposed, found)
-    )
-    return 0
-
-
 def find_hardware(name: str) -> Hardware:
     """A profile of the package, a file, or a file of that name with .toml in this folder."""
     if name in hardware.names():
@@ -392,12 +360,12 @@ def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], i
     return [dict(row) for row in study.rows], found, runs[-1].date[:10]
 
 
-def _check_new(path: Path, option: str) -> None:
+def _check_new(path: Path) -> None:
     """What exists is kept; a place that cannot be written to is told before the work, not after it."""
     if os.path.lexists(path):
-        raise ConfigurationError(f"{path} exists, and is not overwritten: name a new file with {option}")
+        raise ConfigurationError(f"{path} exists, and is not overwritten: name a new file with --to")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"cannot write {path}: name a file in a folder that is there and yours with {option}")
+        raise ConfigurationError(f"cannot write {path}: name a file in a folder that is there and yours with --to")
 
 
 def _question(options: argparse.Namespace) -> Question:

@@ -1,16 +1,13 @@
-"""The output of `plan validate`, `published` and `table`: the model beside measurements, publications and the runtime."""
+"""The output of `plan validate` and `published`: the model beside measurements and publications."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringfence.cli.terminal import table, wrap
 from ringfence_lab.cli.plan_views import seconds_text, share_text
 
 if TYPE_CHECKING:
-    from ringfence_lab.plan.selection_table import Difference
     from ringfence_lab.plan.validate import Validation
 
 
@@ -101,22 +98,3 @@ def published_text() -> str:
             ),
         ]
     )
-
-
-def table_json(proposed: Any, found: Sequence[Difference]) -> dict[str, Any]:
-    from ringfence_lab.plan.selection_table import DEFAULT
-
-    return {"default": asdict(DEFAULT), "proposed": asdict(proposed), "differences": [asdict(each) for each in found]}
-
-
-def table_text(proposed: Any, found: Sequence[Difference]) -> str:
-    from ringfence_lab.plan.selection_table import DEFAULT
-
-    rows = [["threshold", "default", "by the model"]]
-    mine, default = asdict(proposed), asdict(DEFAULT)
-    rows += [[name, f"{default[name]:,}", f"{mine[name]:,}"] for name in default]
-    where = [["collective", "workers", "bytes", "default", "by the model", "saves"]]
-    where += [
-        [d.collective, f"{d.workers:,}", f"{d.bytes:,}", d.default, d.proposed, share_text(d.gain)] for d in found
-    ]
-    return f"{table(rows)}\n\n{table(where) if found else 'both choose the same everywhere'}"

@@ -33,7 +33,6 @@ _NOT_WITH_TRACE: dict[str, Any] = {
     "every": 1,
     "tokens": None,
     "sweep": False,
-    "chart": None,
 }
 
 
