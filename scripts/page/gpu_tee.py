@@ -40,10 +40,9 @@ def _table(found: Table, *over: str) -> str:
 
 
 def _summary(found: Study) -> str:
-    commands = ", ".join(dict.fromkeys(f"`{run.command}`" for run in found.runs_of(found.cells)))
     lines = [line for cell in found.cells for line in cell.lines.values()]
     about = (
-        f"{commands} on {machine_text(found.facts)}, {found.dates_of(found.cells)}: {len(found.cells)} cells, "
+        f"`{found.command}` on {machine_text(found.facts)}, {found.days}: {len(found.cells)} cells, "
         f"{sum(line.rounds for line in lines)} samples, at most {max(line.cores for line in lines):.2f} of "
         f"{found.facts.get('cores')} cores in use."
     )

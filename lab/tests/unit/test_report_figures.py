@@ -14,7 +14,6 @@ from ringfence_lab.report import overhead, steps, summary_text
 from ringfence_lab.report.figure import Figure, Missing, verdict
 from ringfence_lab.report.labels import brief, brief_interval, fully
 from ringfence_lab.report.page import provenance
-from ringfence_lab.report.runs import Run
 from ringfence_lab.report.study import Study, study
 from ringfence_lab.report.write import BUILDERS
 
@@ -22,8 +21,7 @@ PROFILE = ("seal", "open", "lock", "reduce", "send", "receive", "wait")
 
 
 def study_of(rows: list[Row]) -> Study:
-    run = Run(RUN["command"], RUN["date"], FACTS)
-    return study(rows, {row["cell"]: (run,) for row in rows})
+    return study(rows, {row["machine"]: {**FACTS, **RUN} for row in rows})
 
 
 def figures_of(found: Study) -> list[Figure | Missing]:
@@ -186,7 +184,7 @@ def test_without_a_description_of_the_machine_the_report_says_so() -> None:
     found = study(everything(), {})
     figure = drawn(overhead.models(found))
     origin = provenance(found, figure, "Gloo")
-    assert origin["Date"] == origin["Command"] == "not in the raw files"
+    assert origin["Date"] == origin["Command"] == "not known"
 
 
 def test_what_was_cut_or_left_out_is_said() -> None:

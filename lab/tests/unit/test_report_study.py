@@ -12,8 +12,6 @@ from lab.tests.unit.report_samples import FACTS, RUN, Row, cell, everything, wri
 from ringfence.errors import ConfigurationError
 from ringfence_lab.report.study import read
 
-Line = dict[str, Any]
-
 
 def one_cell(name: str = "one", **others: Any) -> list[Row]:
     return cell(name, 1.0, {"ringfence": 1.1}, operation="all_reduce", size=4096, **others)
@@ -30,69 +28,6 @@ def test_every_row_is_a_line_of_its_cell(tmp_path: Path) -> None:
     assert one.lines["ringfence-profiled"].stages["seal"] == pytest.approx(0.18)  # seconds, from nanoseconds
 
 
-def begun(run: str, date: str, **facts: object) -> Line:
-    return {"run": run, "machine": {**FACTS, **facts}, "command": f"ringfence study {run}", "date": date}
-
-
-def measured(run: str, machine: str = "m") -> Line:
-    return {"run": run, "case": {"kind": "collective", "machine": machine}, "round": 0, "samples": {}}
-
-
-def write_raw(folder: Path, name: str, *lines: Line, rest: str = "") -> None:
-    (folder / "raw").mkdir(exist_ok=True)
-    (folder / "raw" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + rest)
-
-
-def test_every_run_is_found_in_the_raw_files_among_many_samples(tmp_path: Path) -> None:
-    folder = write_study(tmp_path, one_cell())
-    lines = (begun("1", "2026-01-01"), measured("1"), measured("1"), begun("2", "2026-01-02"), measured("2"))
-    write_raw(folder, "one", *lines, rest='{"run": "3", "mach')  # killed while it wrote
-    study = read(folder)
-    assert [(run.command, run.date) for run in study.runs_of(study.cells)] == [
-        ("ringfence study 1", "2026-01-01"),
-        ("ringfence study 2", "2026-01-02"),
-    ]
-
-
-def test_runs_of_another_machine_or_without_a_round_are_not_named(tmp_path: Path) -> None:
-    folder = write_study(tmp_path, one_cell())
-    others = (begun("2", "2026-01-02", cpu="another"), measured("2", "other"), begun("3", "2026-01-03", cpu="third"))
-    write_raw(folder, "one", begun("1", "2026-01-01"), measured("1"), *others)
-    study = read(folder)
-    assert [run.command for run in study.runs_of(study.cells)] == ["ringfence study 1"]
-    assert study.facts["cpu"] == FACTS["cpu"]
-
-
-def test_a_raw_file_without_rounds_of_this_machine_leaves_what_the_summary_knows(tmp_path: Path) -> None:
-    folder = write_study(tmp_path, one_cell())
-    write_raw(folder, "one", begun("2", "2026-01-02"), measured("2", "other"))
-    study = read(folder)
-    assert [run.date for run in study.runs_of(study.cells)] == [RUN["date"]]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        "3",
-        "[]",
-        '{"run": "1"}',
-        '{"run": "1", "machine": {}, "date": "2026-01-01"}',
-        '{"run": "1", "machine": "<b>", "command": "c", "date": "2026-01-01"}',
-        '{"run": "1", "machine": {}, "command": 3, "date": "2026-01-01"}',
-        '{"run": "1", "case": {}}',
-        '{"run": "1", "case": 3}',
-        '{"run": "1", "shown": null}',
-        '{"case": {"machine": "m"}}',
-    ],
-)
-def test_a_line_that_is_none_is_refused_with_its_file_and_place(tmp_path: Path, line: str) -> None:
-    folder = write_study(tmp_path, one_cell())
-    write_raw(folder, "one", begun("1", "2026-01-01"), measured("1"), rest=line + "\n")
-    with pytest.raises(ConfigurationError, match=r"one\.jsonl, line 3: .*move the file away"):
-        read(folder)
-
-
 @pytest.mark.parametrize("text", ["[]", "[1]", '{"m": 3}', '{"m": {"cores": 2}}', '{"m": {"command": 1, "date": "d"}}'])
 def test_machines_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
     folder = write_study(tmp_path, one_cell())
@@ -102,19 +37,6 @@ def test_machines_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
         return
     with pytest.raises(ConfigurationError, match=r"machines\.json.*ringfence study rebuild"):
         read(folder)
-
-
-def test_what_a_study_asked_for_last_is_newer_than_what_was_measured_before(tmp_path: Path) -> None:
-    """Back on the first machine nothing is measured; a cell that only the second one has does not hide the others."""
-    first, second = one_cell("one"), one_cell("two", machine="other")
-    folder = write_study(tmp_path, first + second)
-    shown = {"run": "3", "shown": {"machine": "m"}, "date": "2026-01-03"}
-    write_raw(folder, "two", begun("2", "2026-01-02"), measured("2", "other"))
-    lines = (begun("1", "2026-01-01"), measured("1"), begun("2", "2026-01-02"), measured("2", "other"))
-    write_raw(folder, "one", *lines)
-    assert [each.name for each in read(folder).cells] == ["two"]
-    write_raw(folder, "one", *lines, shown)
-    assert [each.name for each in read(folder).cells] == ["one"]
 
 
 def test_cells_of_two_machines_are_never_put_together(tmp_path: Path) -> None:
@@ -127,7 +49,12 @@ def test_cells_of_two_machines_are_never_put_together(tmp_path: Path) -> None:
     study = read(folder)
     assert [each.name for each in study.cells] == ["new"]
     assert {row["cell"] for row in study.rows} == {"new"}
-    assert study.left_out == 1
+    assert (study.left_out, study.days) == (1, "2026-02-01")
+    machines["old"]["last_date"] = "2026-02-02"  # back on the first machine, whose rounds a study selected again
+    (folder / "summary" / "machines.json").write_text(json.dumps(machines))
+    study = read(folder)
+    assert [each.name for each in study.cells] == ["old"]
+    assert study.days == "2026-01-01 to 2026-02-02"
 
 
 def test_a_folder_without_a_study_says_what_makes_one(tmp_path: Path) -> None:

@@ -351,13 +351,12 @@ def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], i
     from ringfence_lab.report.study import read
 
     study = read(folder)
-    runs = study.runs_of(study.cells)
-    if not runs:
+    if not study.command:
         raise ConfigurationError(
             f"{folder}: nothing says who measured its rows and when; `ringfence study rebuild` makes the summary anew"
         )
     found = cores or int(study.facts.get("cores") or os.cpu_count() or 1)
-    return [dict(row) for row in study.rows], found, runs[-1].date[:10]
+    return [dict(row) for row in study.rows], found, study.dates[-1][:10]
 
 
 def _check_new(path: Path) -> None:

@@ -7,17 +7,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
 from ringfence.cli.terminal import wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names
-from ringfence_lab.bench.units import bytes_of
-from ringfence_lab.cli.bench import listed
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -27,11 +24,10 @@ if TYPE_CHECKING:
     from ringfence_lab.study.runner import CellRounds
 
 DESCRIPTION = """\
-Measure a grid of cells (models, workers, bucket sizes, wire types, variants, networks) and keep three layers of results:
+Measure a grid of cells (models, workers, bucket sizes, wire types, variants, networks) and keep two layers of results:
 
-  raw/<cell>.jsonl        rounds as they were measured, append-only
-  tidy/samples.parquet    a row for each round and variant
-  summary/cells.parquet   a row for each cell and variant, with intervals (also as cells.json)
+  raw/<cell>.jsonl      rounds as they were measured, append-only
+  summary/cells.json    a row for each cell and variant, with intervals
 
 It can be stopped at any time, also with kill -9: the same command continues where it was stopped, and measures nothing if no
 round is missing. After a change of the machine or of the measured code it measures again; until all new rounds of a cell
@@ -46,12 +42,6 @@ examples:
   ringfence study --grid mine.toml --results mine           a grid of your own
   ringfence study --grid machines --results machines        machines x workers, shared memory inside; needs root
   ringfence study --grid gpu-tee --results tee              what GPU TEEs cost, on simulated ones; about 20 minutes
-  ringfence study query --model gpt2 --workers 2            rows of the summary
-  ringfence study query --variant ringfence --json        for a script, one row a line
-"""
-
-QUERY_DESCRIPTION = """\
-Rows of the summary (or of the samples) whose columns have one of the given values. Values are compared, never executed.
 """
 
 _FOLDER = Path("study-results")
@@ -59,7 +49,7 @@ _ELSEWHERE = "as measured on another machine or with other code"
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `study`, `study rebuild` and `study query` to the command line."""
+    """Add `study` and `study rebuild` to the command line."""
     study = commands.add_parser(
         "study",
         help=LAB["study"],
@@ -79,26 +69,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_folder(study, _FOLDER)
     study.set_defaults(run=run_study)
     verbs = study.add_subparsers(title="without measuring", metavar="VERB")
-    rebuild = verbs.add_parser("rebuild", help="make the tidy and the summary layer from the raw samples again")
+    rebuild = verbs.add_parser("rebuild", help="make the summary from the raw samples again")
     _add_folder(rebuild, argparse.SUPPRESS)
     rebuild.set_defaults(run=run_rebuild)
-    _add_query(verbs)
-
-
-def _add_query(verbs: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    query = verbs.add_parser("query", help="rows by model, workers, variant, …", description=QUERY_DESCRIPTION)
-    for name, parse in _COLUMNS.items():
-        query.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=listed(_or_none(parse)),
-            dest=f"column_{'rate_bits' if name == 'rate' else name}",
-            metavar="VALUE,…",
-            help="`none`: has no value" if name in ("bucket_mb", "rate") else None,
-        )
-    query.add_argument("--samples", action="store_true", help="rows of the tidy layer in place of the summary")
-    query.add_argument("--json", action="store_true", help="one JSON object a line")
-    _add_folder(query, argparse.SUPPRESS)
-    query.set_defaults(run=run_query)
 
 
 def _add_folder(parser: argparse.ArgumentParser, default: object) -> None:
@@ -114,9 +87,8 @@ def run_study(options: argparse.Namespace) -> int:
         print(summary_table.listing(cells, len(os.sched_getaffinity(0))))
         return 0
     from ringfence_lab.bench import machine
-    from ringfence_lab.study import query, runner
+    from ringfence_lab.study import runner
     from ringfence_lab.study.folder import Folder
-    from ringfence_lab.study.schema import SUMMARY
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends workers and namespaces as Ctrl-C does
     folder, here = Folder(options.results), runner.facts()
@@ -137,12 +109,12 @@ def run_study(options: argparse.Namespace) -> int:
                 _say(f"{others} of them are shown {_ELSEWHERE} until all their new rounds exist")
             runner.measure(missing, here, _command(options))
         _rebuild(folder, nothing_new=not lacking)
-    shown = {"cell": [cell.name for cell in cells], "machine": [machine.digest(here)]}
-    print(summary_table.summary(list(query.rows(folder.summary, SUMMARY, shown))))
-    rows, report = "ringfence study query", "ringfence report"
-    if options.results != _FOLDER:
-        rows, report = f"{rows} --results {options.results}", f"{report} --study {options.results}"
-    print(f"\nlayers: {folder.path}; `{rows}` and `{report}` read them")
+    names_here, here_digest = {cell.name for cell in cells}, machine.digest(here)
+    rows = json.loads(folder.summary.read_text(encoding="utf-8"))
+    shown = [row for row in rows if row["cell"] in names_here and row["machine"] == here_digest]
+    print(summary_table.summary(shown))
+    report = "ringfence report" if options.results == _FOLDER else f"ringfence report --study {options.results}"
+    print(f"\nresults: {folder.path}; `{report}` shows them")
     return 0
 
 
@@ -170,33 +142,11 @@ def run_rebuild(options: argparse.Namespace) -> int:
 
 def _rebuild(folder: Folder, nothing_new: bool) -> None:
     from ringfence_lab.study.summary import summarise
-    from ringfence_lab.study.tidy import tidy
 
-    tidied, summarised = tidy(folder), summarise(folder)
-    if nothing_new and not tidied and not summarised:
-        _say("nothing to do: no round is missing, and both layers are up to date")
+    if summarise(folder):
+        _say("rebuilt: summary")
     else:
-        made = [name for name, done in (("tidy", tidied), ("summary", summarised)) if done]
-        _say(f"rebuilt: {' and '.join(made)}" if made else "both layers are up to date")
-
-
-def run_query(options: argparse.Namespace) -> int:
-    """Run `ringfence study query`."""
-    from ringfence_lab.study import query, summary_table
-    from ringfence_lab.study.folder import Folder
-    from ringfence_lab.study.schema import SUMMARY, TIDY
-
-    given = {name.removeprefix("column_"): each for name, each in vars(options).items() if name.startswith("column_")}
-    folder = Folder(options.results)
-    path, schema = (folder.tidy, TIDY) if options.samples else (folder.summary, SUMMARY)
-    rows = query.rows(path, schema, {name: values for name, values in given.items() if values is not None})
-    if options.json:
-        for row in rows:
-            print(json.dumps(row, default=str))
-        return 0
-    text = summary_table.samples if options.samples else summary_table.summary
-    print(text(list(rows)) or "no row has these values")
-    return 0
+        _say(f"{'nothing to do: no round is missing, and ' * nothing_new}the summary is up to date")
 
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
@@ -251,43 +201,3 @@ def _command(options: argparse.Namespace) -> str:
 
 def _say(what: str) -> None:
     print(wrap(what), file=sys.stderr, flush=True)
-
-
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
-def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    return lambda text: None if text == "none" else parse(text)
-
-
-def _rate(text: str) -> int:
-    from ringfence_lab.bench.netns import bits_per_second
-
-    return bits_per_second(text)
-
-
-def _bool(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError(f"{text!r}: write yes or no")
-    return text == "yes"
-
-
-_COLUMNS: dict[str, Callable[[str], Any]] = {
-    "cell": str,
-    "kind": str,
-    "operation": str,
-    "size": bytes_of,
-    "model": str,
-    "strategy": str,
-    "device": str,
-    "bucket_mb": float,
-    "wire": str,
-    "workers": int,
-    "hosts": int,
-    "rate": _rate,
-    "busy": _bool,
-    "variant": str,
-    "preset": str,
-    "machine": str,
-    "source": str,
-}

@@ -76,7 +76,7 @@ def page(study: Study, chapter: Chapter, pictures: Mapping[str, str], beside: Ma
         pictures=pictures,
         sources={figure.name: provenance(study, figure, chapter.baseline) for figure in chapter.drawn},
         machine=_machine_facts(study.facts),
-        commands=dict.fromkeys(run.command for run in study.runs_of(study.cells)),
+        commands=[study.command] if study.command else [],
         beside=beside or {},
     )
 
@@ -93,7 +93,7 @@ def _are_numbers(texts: Sequence[str]) -> bool:
 
 def _about(study: Study) -> str:
     samples = sum(line.rounds for cell in study.cells for line in cell.lines.values())
-    when = study.dates_of(study.cells) or "date unknown"
+    when = study.days or "date unknown"
     return f"{machine_text(study.facts)} · {when} · {len(study.cells)} cells, {samples:,} samples"
 
 
@@ -102,9 +102,8 @@ def provenance(study: Study, figure: Figure, baseline: str) -> dict[str, str]:
     low, high = figure.rounds
     least, most = (f"±{each(cell.resolution for cell in figure.cells):.2f}" for each in (min, max))
     return {
-        "Command": "; ".join(dict.fromkeys(run.command for run in study.runs_of(figure.cells)))
-        or "not in the raw files",
-        "Date": study.dates_of(figure.cells) or "not in the raw files",
+        "Command": study.command or "not known",
+        "Date": study.days or "not known",
         "Machine": machine_text(study.facts),
         "Samples": f"{counted(len(figure.cells), 'cell')}, {low if low == high else f'{low} to {high}'} rounds each; "
         f"{baseline} against itself {least if len(figure.cells) == 1 else f'{least} to {most}'}; 95 % bootstrap intervals",
@@ -114,7 +113,7 @@ def provenance(study: Study, figure: Figure, baseline: str) -> dict[str, str]:
 def machine_text(facts: Mapping[str, Any]) -> str:
     """Return the machine in a line, for captions."""
     if not facts:
-        return "a machine that the raw files do not describe"
+        return "a machine that the study does not describe"
     kernel = str(facts.get("kernel", "")).partition("-")[0]
     return ", ".join(part for part in (f"{facts.get('cores')} cores of {facts.get('cpu')}", kernel) if part)
 

@@ -1,12 +1,11 @@
-"""The results of a study as the report reads them: cells with their variants, and the runs that measured them.
+"""The results of a study as the report reads them: cells with their variants, and the machine that measured them.
 
-The summary layer holds the numbers, and one run for each machine. The raw files name every run with its command and date;
-without them the report lacks this. The files may come from another machine or another user, so the type of every value is
-checked before it is used in the page.
+The files may come from another machine or another user, so the type of every value is checked before it is used in the page.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -16,7 +15,6 @@ from typing import Any, Final, get_args, get_type_hints
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.intervals import MIN_ROUNDS, Interval
 from ringfence_lab.bench.names import STAGES
-from ringfence_lab.report.runs import Run, json_of, machines_of, runs_in
 
 _SIMULATED: Final = ("dilation", "wall_seconds", "late_seconds")  # columns of simulated variants only
 
@@ -86,19 +84,16 @@ class Study:
     """All cells of one machine and one version of the code."""
 
     cells: tuple[Cell, ...]
-    runs: Mapping[str, tuple[Run, ...]]  # by cell
+    facts: Mapping[str, Any]  # what is known of the machine
     rows: tuple[Mapping[str, Any], ...]  # the summary rows that the cells were made from
+    command: str = ""  # that measured first, and the first and the last day; "" where that is not known
+    dates: tuple[str, str] = ("", "")
     left_out: int = 0  # cells of other machines or other code
 
-    def runs_of(self, cells: Iterable[Cell]) -> list[Run]:
-        """Those that measured any of these cells, in the order of their dates."""
-        found = {(run.date, run.command): run for cell in cells for run in self.runs.get(cell.name, ())}
-        return [found[key] for key in sorted(found)]
-
-    def dates_of(self, cells: Iterable[Cell]) -> str:
-        """The first and the last day on which any of these cells was measured; "" where that is not known."""
-        dates = [run.date[:10] for run in self.runs_of(cells)]
-        return " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""
+    @property
+    def days(self) -> str:
+        """The first and the last day on which anything was measured; "" where that is not known."""
+        return " to ".join(dict.fromkeys(date[:10] for date in self.dates if date))
 
     def part(self, keep: Callable[[str], bool]) -> Study:
         """Return the study of the cells of some kinds only."""
@@ -106,32 +101,27 @@ class Study:
         rows = tuple(row for row in self.rows if keep(row["kind"]))
         return replace(self, cells=cells, rows=rows)
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What is known of the machine; not every run knows everything."""
-        return {name: fact for run in self.runs_of(self.cells) for name, fact in run.machine.items()}
-
 
 def read(folder: Path) -> Study:
     """The study in a folder; of several machines or versions, the one that was measured or asked for last."""
-    rows, machines = _rows(folder / "summary" / "cells.json"), machines_of(folder / "summary" / "machines.json")
-    raw = {path.stem: path for path in sorted((folder / "raw").glob("*.jsonl"))}
-    cells = _cells(rows)
-    found = {name: runs_in(raw[name], cell.machine or "") for name, cell in cells.items() if name in raw}
-    known = {name: (machines[cell.machine],) for name, cell in cells.items() if cell.machine in machines}
-    measured = {name: each.runs for name, each in found.items() if each.runs}
-    return study(rows, {**known, **measured}, {name: each.asked for name, each in found.items()})
+    return study(_rows(folder / "summary" / "cells.json"), _machines(folder / "summary" / "machines.json"))
 
 
-def study(
-    rows: Iterable[Mapping[str, Any]], runs: Mapping[str, tuple[Run, ...]], asked: Mapping[str, str] | None = None
-) -> Study:
-    """Cells from summary rows."""
+def study(rows: Iterable[Mapping[str, Any]], machines: Mapping[str, Mapping[str, Any]]) -> Study:
+    """Cells from summary rows. `machines`: the facts of each machine, with the `command` and the dates of its runs."""
     rows = tuple(rows)
     cells = _cells(rows)
-    chosen = _latest(list(cells.values()), runs, asked or {})
+    chosen = _latest(list(cells.values()), machines)
     kept = {cell.name for cell in chosen}
-    return Study(tuple(chosen), runs, tuple(row for row in rows if row["cell"] in kept), len(cells) - len(chosen))
+    about = machines.get(chosen[0].machine or "", {}) if chosen else {}
+    return Study(
+        cells=tuple(chosen),
+        facts={name: fact for name, fact in about.items() if name not in ("command", "date", "last_date")},
+        rows=tuple(row for row in rows if row["cell"] in kept),
+        command=about.get("command", ""),
+        dates=(about.get("date", ""), about.get("last_date", about.get("date", ""))),
+        left_out=len(cells) - len(chosen),
+    )
 
 
 def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cell]:
@@ -150,15 +140,15 @@ def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cell]:
     return {name: replace(cell, scored=name not in doubtful) for name, cell in cells.items()}
 
 
-def _latest(cells: list[Cell], runs: Mapping[str, tuple[Run, ...]], asked: Mapping[str, str]) -> list[Cell]:
+def _latest(cells: list[Cell], machines: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
     """Cells of different machines, or of different code, are never put together."""
     editions: dict[tuple[str | None, str | None], list[Cell]] = {}
     for cell in cells:
         editions.setdefault((cell.machine, cell.source), []).append(cell)
 
     def age(edition: list[Cell]) -> tuple[str, int]:
-        dates = [run.date for cell in edition for run in runs.get(cell.name, ())]
-        return max([*dates, *(asked.get(cell.name, "") for cell in edition)]), len(edition)
+        about = machines.get(edition[0].machine or "", {})
+        return about.get("last_date", about.get("date", "")), len(edition)
 
     return max(editions.values(), key=age, default=[])
 
@@ -207,10 +197,31 @@ def _number(value: Any) -> float:
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:
-    """The summary as JSON: it needs no other package to read."""
-    found = json_of(path)
+    found = _json_of(path)
     if found is None:
         raise ConfigurationError(f"{path} is not there: `ringfence study` makes it")
     if not isinstance(found, list) or not found or not all(isinstance(row, dict) for row in found):
         raise ConfigurationError(f"{path} holds no rows: `ringfence study` makes them")
     return found
+
+
+def _machines(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the facts of each machine; nothing where the file is not there."""
+    found = _json_of(path) or {}
+    texts = ("command", "date")
+    if not isinstance(found, dict) or not all(
+        isinstance(facts, dict) and all(isinstance(facts.get(name), str) for name in texts) for facts in found.values()
+    ):
+        raise ConfigurationError(
+            f"{path} describes no machines, each with the text of a command and a date: `ringfence study rebuild` makes it anew"
+        )
+    return found
+
+
+def _json_of(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read {path} ({error}): `ringfence study rebuild` makes it anew") from error

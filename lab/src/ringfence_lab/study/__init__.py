@@ -1,12 +1,9 @@
-"""A study: a grid of cells measured one by one, and three layers of results, each made from the one before.
+"""A study: a grid of cells measured one by one, and two layers of results, the second made from the first.
 
-    grid (TOML) -> cells -> run ──► raw/<cell>.jsonl       as it was measured, append-only
-                                      │ tidy
+    grid (TOML) -> cells -> run ──► raw/<cell>.jsonl     rounds as they were measured, append-only
+                                      │ rounds, summary
                                       ▼
-                                    tidy/samples.parquet   a row for each round and variant, types checked
-                                      │ summary
-                                      ▼
-                                    summary/cells.parquet  a row for each cell and variant -> query, report, plan
+                                    summary/cells.json   a row for each cell and variant -> report, plan
 
-A layer is replaced whole or not at all, and made again only when what it is made from has changed. Nothing but `run` measures.
+A file of the summary is replaced whole or not at all, and only if it would change. Nothing but `run` measures.
 """

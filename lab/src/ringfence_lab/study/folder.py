@@ -1,21 +1,17 @@
-"""The folder of a study: its paths, its lock, and files that are replaced in one step."""
+"""The folder of a study: its paths and its lock."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.machine import now
-
-_BLOCK: Final = 1 << 20
 
 
 class Folder:
@@ -24,15 +20,13 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.raw = path / "raw"
-        self.tidy = path / "tidy" / "samples.parquet"
-        self.summary = path / "summary" / "cells.parquet"
-        self.summary_json = path / "summary" / "cells.json"
+        self.summary = path / "summary" / "cells.json"
         self.machines = path / "summary" / "machines.json"
         self._lock = path / "lock"
 
     def make(self) -> None:
         try:
-            for folder in (self.raw, self.tidy.parent, self.summary.parent):
+            for folder in (self.raw, self.summary.parent):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"cannot use the study folder {self.path}: {error.strerror}") from error
@@ -67,34 +61,3 @@ class Folder:
         except (ValueError, KeyError, TypeError):
             holder = "another process"
         return f"{self.path} is in use by {holder}. Wait for it to end, or give --results another folder"
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write; it replaces `path` when the block ends and the data is on the disk.
-
-    The temporary file has a fixed name, so that the next process overwrites what a killed one left.
-    """
-    aside = path.with_name(f".{path.name}.part")
-    with aside.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def digest_of(files: list[Path]) -> str:
-    """Return the digest of the names and contents of these files."""
-    state = hashlib.sha256()
-    for path in files:
-        state.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                state.update(block)
-        state.update(b"\0")
-    return state.hexdigest()

@@ -50,15 +50,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(blocks)
 
 
-def samples(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each sample, or nothing if there is none."""
-    lines = [
-        (row["cell"], row["variant"], str(row["round"]), time_text(row["seconds"]), f"{row['cpu_seconds']:.3f} s")
-        for row in rows
-    ]
-    return table([("cell", "variant", "round", "seconds", "CPU"), *lines]) if lines else ""
-
-
 def _baseline(row: Mapping[str, Any]) -> str:
     return "plain" if row["kind"] == TEE else "Gloo"
 

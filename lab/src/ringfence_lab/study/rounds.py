@@ -1,47 +1,33 @@
-"""From raw samples to tidy ones: a row for each round and variant, in chunks, so that memory does not grow with the rows.
+"""The rounds in a cell's raw file: a row for each round and variant that took part in it.
 
 A raw file may hold rounds of several machines, or of several versions of the measured code. They are never put together: the
-rows of a cell are those of the circumstances that `shown` names.
+rows of a cell are those of the circumstances that are selected (`selection`).
 """
 
 from __future__ import annotations
 
-import datetime
-import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
-
-import pyarrow.parquet as pq
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.names import STAGES
 from ringfence_lab.bench.netns import bits_per_second
 from ringfence_lab.study import selection
-from ringfence_lab.study.folder import Folder, digest_of, replaced
-from ringfence_lab.study.schema import MACHINES, MADE_FROM, TIDY, Row, batches, made_from, origin
 
-CHUNK: Final = 20_000  # rows that are in memory at once
+_SAME: Final = ("kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts")
+TEE_SETTINGS: Final = ("preset", "changed", "samples", "all_reduces", "load", "host_cores")
 
-
-def tidy(folder: Folder, chunk: int = CHUNK) -> bool:
-    """Build the layer from all raw files; return whether it was out of date."""
-    files = folder.raw_files()
-    made = origin(digest_of(files))
-    if made_from(folder.tidy, TIDY) == made:
-        return False
-    machines: dict[str, Any] = {}
-    with replaced(folder.tidy) as target, pq.ParquetWriter(target, TIDY, compression="zstd") as writer:
-        rows = itertools.chain.from_iterable(_rows(file, machines) for file in files)
-        for batch in batches(rows, TIDY, chunk, folder.raw):
-            writer.write_batch(batch)
-        writer.add_key_value_metadata({MADE_FROM: made.encode(), MACHINES: json.dumps(machines).encode()})
-    return True
+Row = dict[str, Any]
 
 
-def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
-    """Yield the rows of one cell; record their machine in `machines`."""
+def rows_of(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
+    """Yield the rows of one cell; record their machine in `machines`, with the command and the dates of its runs.
+
+    Raises ConfigurationError, which names the line, if the file is not of a study.
+    """
     case = selection.case_of(file)
     if case is None:  # nothing measured yet, or not to be read: then the line is named
         for _ in _records(file):
@@ -52,15 +38,15 @@ def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
     for number, record in _records(file):
         try:
             if selection.NOTE in record:
-                continue
-            if "case" not in record:
+                if record[selection.NOTE] == case and case["machine"] in machines:
+                    _used(machines[case["machine"]], record.get("date", ""))
+            elif "case" not in record:
                 runs[record["run"]] = record
             elif record["case"] == case:
                 run = runs[record["run"]]
-                machines.setdefault(case["machine"], {**run["machine"], "command": run["command"], "date": run["date"]})
-                date, source = datetime.datetime.fromisoformat(run["date"]), run["machine"]["source"]
-                here = {**shared, "run": record["run"], "date": date, "source": source}
-                yield from _of_round(record, case["variants"], here)
+                about = {**run["machine"], "command": run["command"], "date": run["date"]}
+                _used(machines.setdefault(case["machine"], about), run["date"])
+                yield from _of_round(record, case["variants"], {**shared, "source": run["machine"]["source"]})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}"
             raise ConfigurationError(
@@ -68,16 +54,23 @@ def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
             ) from None
 
 
+def _used(machine: dict[str, Any], date: str) -> None:
+    """Note when a machine measured, or when a study last selected its rounds."""
+    machine["date"] = min(machine["date"], date or machine["date"])
+    machine["last_date"] = max(machine.get("last_date", ""), date)
+
+
 def _settings(file: Path, case: Mapping[str, Any]) -> Row:
     """Return the columns that all rows of a cell share."""
-    same = ("kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts", "busy")
     try:
         return {
             "cell": file.stem,
-            **{name: case[name] for name in (*same, "machine")},
+            **{name: case[name] for name in _SAME},
             "rate_bits": bits_per_second(case["rate"]) if case["rate"] else None,
+            "busy": case["busy"],
+            "machine": case["machine"],
             "scaled": float(case.get("scaled", 1.0)),
-            **{name: case.get(name) for name in ("preset", "changed", "samples", "all_reduces", "load", "host_cores")},
+            **{name: case.get(name) for name in TEE_SETTINGS},
         }
     except (KeyError, TypeError) as error:
         raise ConfigurationError(
@@ -91,18 +84,28 @@ def _of_round(record: Mapping[str, Any], variants: list[str], shared: Row) -> It
         if sample is None:  # the rings have no all-to-all
             continue
         shares, mean = sample.get("stages"), sample.get("mean", 0.0) * 1e9
+        seconds, cpu, sent = (_number(sample, name) for name in ("seconds", "cpu", "sent"))
+        if not seconds > 0:
+            raise ValueError("seconds must be above zero")
         yield {
             **shared,
             "variant": variant,
             "round": record["round"],
-            "seconds": sample["seconds"],
-            "cpu_seconds": sample["cpu"],
-            "sent_bytes": float(sample["sent"]),
+            "seconds": seconds,
+            "cpu_seconds": cpu,
+            "sent_bytes": sent,
             "dilation": sample.get("dilation"),
             "wall_seconds": sample.get("wall"),
             "late_seconds": sample.get("late"),
             **{f"stage_{stage}": shares[stage] * mean if shares else None for stage in STAGES},
         }
+
+
+def _number(sample: Mapping[str, Any], name: str) -> float:
+    value = sample[name]
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}, and no finite number")
+    return float(value)
 
 
 def _records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
