@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ringfence_lab.bench.intervals import Interval
-from ringfence_lab.bench.names import PROFILED, necessary_bytes
+from ringfence_lab.bench.names import PROFILED
 from ringfence_lab.bench.results import Line, Result
 from ringfence_lab.bench.units import size_text, time_text
 from ringfence_lab.report.figure import Figure
@@ -233,12 +233,9 @@ def stages(edition: Edition) -> str:
     rows, names = [], []
     for (operation, size, workers), line in profiles(edition):
         names = list(line.stages or {})
-        must = necessary_bytes(operation, size, workers) / 1e9
-        seconds = edition.lower_bounds.get((operation, size, workers))
-        low = f"{seconds / must:.2f}" if seconds else "–"
         shares = [f"{share:.0%}" for share in (line.stages or {}).values()]
-        rows.append([name_of(operation), workers, size_text(size), *shares, f"{line.cpu_ns_per_byte or 0:.2f}", low])
-    return table(("", "workers", "size", *names, "CPU ns/B", "lower bound, ns/B"), rows)
+        rows.append([name_of(operation), workers, size_text(size), *shares, f"{line.cpu_ns_per_byte or 0:.2f}"])
+    return table(("", "workers", "size", *names, "CPU ns/B"), rows)
 
 
 def profiles(edition: Edition) -> Iterator[tuple[tuple[str, int, int], Line]]:
@@ -246,20 +243,6 @@ def profiles(edition: Edition) -> Iterator[tuple[tuple[str, int, int], Line]]:
         line = line_of(edition.collective(*place, profiled=True), PROFILED)
         if line and line.stages:
             yield place, line
-
-
-def link(edition: Edition) -> str:
-    found = sorted(edition.links, key=lambda each: (each.case["segment"], each.case["threads"]))
-    rows = [
-        (
-            size_text(each.case["segment"]),
-            each.case["threads"],
-            *(ratio_text(rate) for rate in each.rate.values()),
-            *(f"{cost:.3f}" for cost in each.cpu_ns_per_byte.values()),
-        )
-        for each in found
-    ]
-    return table(("segment", "threads", "seal, GB/s", "open, GB/s", "seal, CPU ns/B", "open, CPU ns/B"), rows)
 
 
 def memory(edition: Edition) -> str:
@@ -328,7 +311,6 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
         rates(edition),
     ),
     "stages": stages,
-    "link": link,
     "memory": memory,
     "machines-circumstances": machines_circumstances,
     "machines-between": lambda edition: compared(

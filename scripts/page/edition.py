@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence_lab.bench import link
 from ringfence_lab.bench import memory_use as memory
 from ringfence_lab.bench.measure import Measured
 from ringfence_lab.bench.names import PROFILED
@@ -29,9 +28,7 @@ class Edition:
     dates: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
-    links: list[link.LinkResult] = field(default_factory=list)
     memory: list[memory.MemoryResult] = field(default_factory=list)
-    lower_bounds: dict[tuple[str, int, int], float] = field(default_factory=dict)  # CPU seconds by call, size, workers
     calls: Mapping[str, Any] = field(default_factory=dict)  # what `ringfence bench latency --json` printed
     tunnels: Mapping[str, Any] = field(default_factory=dict)  # by a script that has been removed
     machines: Edition | None = None  # of the study of machines x workers, which has a machine and a date of its own
@@ -102,14 +99,7 @@ def _read(paths: Sequence[Path]) -> Edition:
 
 
 def _sort_in(edition: Edition, measured: Measured) -> None:
-    match measured.case["kind"]:
-        case "lower_bound":
-            if "operation" in measured.case:  # the others are costs of stages, from which lower bounds were computed
-                place = (measured.case["operation"], measured.case["size"], measured.case["workers"])
-                edition.lower_bounds[place] = measured.rounds[0]["lower_bound"]["cpu_seconds"]
-        case "link":
-            edition.links.append(link.result(measured))
-        case "memory":
-            edition.memory.append(memory.result(measured))
-        case _:
-            edition.results.append(result(measured))
+    if measured.case["kind"] == "memory":
+        edition.memory.append(memory.result(measured))
+    elif measured.case["kind"] in ("collective", "training"):  # older samples have kinds that nothing shows any more
+        edition.results.append(result(measured))

@@ -139,28 +139,6 @@ def test_no_measured_figure_stands_outside_of_the_markers() -> None:
     assert set(re.findall(figures, prose)) == {"1.00", "95 %", "1.3"}
 
 
-def test_the_lower_bound_comes_from_the_samples(tmp_path: Path) -> None:
-    """Two workers move 50 MiB for an all-reduce of 25: a lower bound of 50 Mi ns is one nanosecond a byte."""
-    write(tmp_path, "m", "run", 0.5, 2)
-    place = {"operation": "all_reduce", "size": 25 << 20, "workers": 2, "machine": "m"}
-    profiled = {**one(1), "stages": {"seal": 0.5, "rest": 0.5}}
-    case = {"kind": "collective", **place, **AROUND, "busy": False}
-    case["variants"] = ["gloo-a", "gloo-b", "ringfence-profiled"]
-    rounds = {"gloo-a": one(1), "gloo-b": one(1), "ringfence-profiled": profiled}
-    lines = [
-        {"run": "run", "case": case, "round": 0, "samples": rounds},
-        {
-            "run": "run",
-            "case": {"kind": "lower_bound", **place},
-            "round": 0,
-            "samples": {"lower_bound": {"cpu_seconds": 0.0524288}},
-        },
-    ]
-    with (tmp_path / FILE).open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    assert TABLES["stages"](read(tmp_path)).splitlines()[-1].endswith("| 1.00 |")
-
-
 def test_a_digest_changes_with_the_numbers(tmp_path: Path) -> None:
     digests: set[str] = set()
     for ratio in (0.5, 0.6):

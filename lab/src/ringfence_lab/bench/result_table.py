@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -33,11 +32,9 @@ _NOTES: Final = (
 )
 
 
-def results_text(results: Sequence[Result], lower_bounds: Sequence[float | None] = ()) -> str:
-    """Return a table for each case, and notes. `lower_bounds` are CPU seconds, one for each result."""
-    parts = []
-    for result, lower_bound in itertools.zip_longest(results, lower_bounds):
-        parts += [*_case(result, lower_bound), ""]
+def results_text(results: Sequence[Result]) -> str:
+    """Return a table for each case, and notes."""
+    parts = [text for result in results for text in (*_case(result), "")]
     on_device = [result.case.get("device") for result in results if result.case["kind"] == "collective"]
     notes = list(_DEVICE_NOTES if any(on_device) else _NOTES)
     if any(line.staging for result in results for line in result.lines):
@@ -58,7 +55,7 @@ def machine_text(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _case(result: Result, lower_bound: float | None) -> list[str]:
+def _case(result: Result) -> list[str]:
     baseline = "host" if names.baseline(result.case) == names.HOST else "Gloo"
     lines = [
         wrap(f"{heading(result)}, {baseline} / {baseline} ±{result.resolution:.2f}"),
@@ -75,10 +72,6 @@ def _case(result: Result, lower_bound: float | None) -> list[str]:
             lines.append(wrap(f"  {line.variant}: {shares}", rest="    "))
             if line.staging is not None:
                 lines += [wrap(text, rest="    ") for text in _staging_texts(line.staging)]
-            if lower_bound is not None:
-                lines.append(
-                    f"  CPU {line.cpu_seconds * 1e3:.2f} ms, lower bound from stage costs {lower_bound * 1e3:.2f} ms"
-                )
     return lines
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
-from ringfence.cli.terminal import wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names, netns
 from ringfence_lab.bench.units import bytes_of
@@ -61,17 +59,6 @@ examples:
   ringfence bench train --models bert-base --workers 2 --strategy fsdp2
 """
 
-LINK_DESCRIPTION = """\
-Seal and open the segments of one link on several threads, in memory. The result is what a worker with spare cores could gain:
-ringfence itself seals on one thread for each channel of a link.
-"""
-
-LINK_EXAMPLES = """\
-examples:
-  ringfence bench link
-  ringfence bench link --segments 256KiB,512KiB --threads 1,2,4
-"""
-
 LATENCY_DESCRIPTION = """\
 Time single calls of all-reduce between two workers, each after a barrier, and the same calls back to back. Medians and
 percentiles show what the means of `ringfence bench collectives` hide: a few calls of Gloo take very long.
@@ -94,16 +81,11 @@ examples:
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `bench collectives`, `train`, `link`, `memory`, `latency` and `admission` to the command line."""
+    """Add `bench collectives`, `train`, `memory`, `latency` and `admission` to the command line."""
     bench = commands.add_parser("bench", help=LAB["bench"], description=DESCRIPTION)
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     _add_collectives(kinds)
     _add_train(kinds)
-    link = _add(kinds, "link", run_link, "sealing and opening on several threads", LINK_EXAMPLES, LINK_DESCRIPTION)
-    _add_list(link, "--segments", bytes_of, "16KiB,64KiB,256KiB,512KiB", "SIZE")
-    cores = ",".join(map(str, range(1, len(os.sched_getaffinity(0)) + 1)))
-    _add_list(link, "--threads", positive(int), cores, "N", "default: 1 to the number of cores")
-    _add_folder(link, rounds=9)
     memory = _add(kinds, "memory", run_memory, "memory beyond the tensors", MEMORY_EXAMPLES, MEMORY_DESCRIPTION)
     _add_list(memory, "--sizes", bytes_of, "25MiB,100MiB,400MiB", "SIZE")
     _add_list(memory, "--workers", positive(int), "2,4", "N")
@@ -278,34 +260,15 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
         netns.bits_per_second(options.rate)
     _prepare_workers()
     from ringfence_lab.bench import machine  # these need torch
-    from ringfence_lab.bench.lower_bound import recorded_costs, recorded_lower_bound
     from ringfence_lab.bench.measure import measure
     from ringfence_lab.bench.result_table import results_text
     from ringfence_lab.bench.results import result
 
     all_variants = dict.fromkeys((*names.baseline(cases[0]), *variants))  # without the baseline there is no ratio
-    setup, facts = _setup(options, tuple(all_variants)), machine.facts()
-    on_host = setup.device is None  # the lower bound knows no copies between host and device
-    costs = recorded_costs(setup, facts) if names.PROFILED in all_variants and on_host else {}
-    results = [result(measured) for measured in measure(setup, cases, facts)]
-    bounds = [recorded_lower_bound(setup, facts, each.case, costs) if costs else None for each in results]
-    lines = [{**each.as_json(), "lower_bound_cpu_seconds": bound} for each, bound in zip(results, bounds, strict=True)]
-    text = results_text(results, bounds)
-    if costs:
-        stages = ", ".join(f"{stage} {cost:.3f}" for stage, cost in costs.items())
-        text += "\n" + wrap(f"one core, ns per byte: {stages}")
-    return _print(options, {"machine": facts, "stage_ns_per_byte": costs, "results": lines}, text)
-
-
-def run_link(options: argparse.Namespace) -> int:
-    """Run `ringfence bench link`."""
-    from ringfence_lab.bench import link, machine
-
     facts = machine.facts()
-    measured = link.measure(_setup(options, ()), options.segments, options.threads, facts)
-    results = [link.result(each) for each in measured]
+    results = [result(measured) for measured in measure(_setup(options, tuple(all_variants)), cases, facts)]
     document = {"machine": facts, "results": [each.as_json() for each in results]}
-    return _print(options, document, link.results_text(results))
+    return _print(options, document, results_text(results))
 
 
 def run_memory(options: argparse.Namespace) -> int:
