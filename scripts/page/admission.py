@@ -1,5 +1,5 @@
 """What admission costs: admission*.json, which `ringfence bench admission --json` printed, peer-verification.json and
-link-handshake.json, which the scripts of these names did."""
+link-handshake.json, which scripts printed that have been removed since."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import pytest
 from ringfence.cli import _parser
 from ringfence_lab.bench.samples import FILE
 from ringfence_lab.report.figure import digest
-from scripts.demo_recording import PICTURE, drawn
 from scripts.page import RESULTS, ROOT, costs
 from scripts.page.__main__ import filled, stale
 from scripts.page.costs import PAGES, TABLES, pictures
@@ -160,7 +159,7 @@ def test_the_documents_show_the_samples_that_lie_beside_them() -> None:
 def test_every_picture_of_the_page_is_one_that_is_drawn() -> None:
     shown = set(re.findall(r"\(\.\./figures/([a-z-]+)\.svg\)", PAGE.read_text()))
     first = set(re.findall(r"\(docs/figures/([a-z-]+)\.svg\)", README.read_text()))
-    assert first == {"headline", "demo"}  # `scripts.demo_recording` draws the other
+    assert first == {"headline", "demo"}  # the other was recorded once, from `ringfence demo`
     assert shown | first - {"demo"} == {figure.name for figure in pictures(read(RESULTS))}
 
 
@@ -198,19 +197,3 @@ def test_what_is_inside_a_machine_and_what_is_between_machines_are_kept_apart() 
     sealed = TABLES["machines-between"](edition)
     assert "| 1 x " not in sealed and "| 2 x 4 |" in sealed
     assert len(TABLES["machines-inside"](edition).splitlines()) > 2
-
-
-def test_a_recording_of_the_demo_shows_every_line_where_nothing_is_animated() -> None:
-    """Lines light up one after the other; without animation, or with motion reduced, all of them are there."""
-    picture = drawn([(0.0, "$ ringfence demo"), (0.5, "   yes  a < b"), (9.0, ""), (9.0, "All checks passed.")])
-    lines = re.findall(
-        r'class="line (\w+)" style="animation-delay: ([\d.]+)s" xml:space="preserve">(.*)</text>', picture
-    )
-    assert lines == [
-        ("command", "0.50", "$ ringfence demo"),
-        ("yes", "1.00", "   yes  a &lt; b"),
-        ("heading", "2.20", "All checks passed."),
-    ]
-    assert "opacity: 0.2 }" in picture.split("@media")[0]  # only in the keyframes
-    assert picture.count("opacity") == 1
-    assert "All checks passed." in PICTURE.read_text()
