@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from ringfence_lab.report.figure import Figure, digest
+from ringfence_lab.report.figure import Picture, digest
 from scripts import generated
 from scripts.page import FIGURES, RESULTS, admission, costs, gpu_tee, recovery
 
@@ -31,12 +31,12 @@ def stale(module: ModuleType, found: Any) -> list[str]:
     return names
 
 
-def pictures(module: ModuleType, found: Any) -> list[Figure]:
+def pictures(module: ModuleType, found: Any) -> list[Picture]:
     """The pictures of a module that these results have numbers for."""
     return [figure for figure in module.pictures(found) if figure.numbers] if hasattr(module, "pictures") else []
 
 
-def draw(figures: list[Figure], vectors: Path, pixels: Path) -> None:
+def draw(figures: list[Picture], vectors: Path, pixels: Path) -> None:
     """Draw pictures as SVG for the documents and as PNG for eyes."""
     from ringfence_lab.report.charts import chart_of  # late: --check needs no matplotlib
     from ringfence_lab.report.style import save

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.bench.names import PROFILED
-from ringfence_lab.bench.results import Line, Result
+from ringfence_lab.bench.results import Result, VariantResult
 from ringfence_lab.bench.units import size_text, time_text
-from ringfence_lab.report.figure import Figure
+from ringfence_lab.report.figure import Picture
 from scripts.generated import table
 from scripts.page import ROOT
 from scripts.page.edition import SEALED, Edition, line_of, read
@@ -35,7 +35,7 @@ VAES: Final = {  # the flags of the CPUs that were measured on, which samples do
 DIGITS: Final = 4
 
 Cases = Iterable[tuple[tuple[str, ...], Result | None]]  # the first cells of a row, and what was measured
-COLUMNS: Final[dict[str, Callable[[Result, Line, Line], str]]] = {  # of Gloo's line and ringfence's
+COLUMNS: Final[dict[str, Callable[[Result, VariantResult, VariantResult], str]]] = {  # of Gloo's line and ringfence's
     "Gloo": lambda _, gloo, ours: time_text(gloo.seconds),
     "ringfence": lambda _, gloo, ours: time_text(ours.seconds),
     "ratio": lambda _, gloo, ours: ratio_text(ours.ratio),
@@ -143,7 +143,7 @@ def machines(edition: Edition, inside: bool) -> Cases:
     return [(cells, each) for _, cells, each in sorted(found, key=lambda each: each[0])]
 
 
-def between(edition: Edition, place: str) -> tuple[Result, Line]:
+def between(edition: Edition, place: str) -> tuple[Result, VariantResult]:
     """The all-reduce of 25 MiB over links that are not limited, between machines as in "2 x 4", and ringfence's line."""
     wanted = (place, RATES[None], "all-reduce", size_text(SIZE))
     result = next((result for cells, result in machines(edition, inside=False) if cells == wanted), None)
@@ -238,7 +238,7 @@ def stages(edition: Edition) -> str:
     return table(("", "workers", "size", *names, "CPU ns/B"), rows)
 
 
-def profiles(edition: Edition) -> Iterator[tuple[tuple[str, int, int], Line]]:
+def profiles(edition: Edition) -> Iterator[tuple[tuple[str, int, int], VariantResult]]:
     for place in PROFILES:
         line = line_of(edition.collective(*place, profiled=True), PROFILED)
         if line and line.stages:
@@ -343,11 +343,11 @@ def points(group: str, label: str, cases: Cases) -> dict[str, list[dict[str, Any
     return found
 
 
-def pictures(edition: Edition) -> Iterator[Figure]:
+def pictures(edition: Edition) -> Iterator[Picture]:
     """The pictures of the page; what was not measured is not in them."""
 
-    def figure(name: str, chart: str, title: str, numbers: dict[str, Any], **options: Any) -> Figure:
-        return Figure(name, chart, title, "", "", numbers, (), options={"width": 7.4, **options})
+    def figure(name: str, chart: str, title: str, numbers: dict[str, Any], **options: Any) -> Picture:
+        return Picture(name, chart, title, "", "", numbers, (), options={"width": 7.4, **options})
 
     calls = {size: sealed / gloo for size, (gloo, sealed) in medians(edition).items()}
     if edition.machines and calls:

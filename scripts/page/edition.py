@@ -11,7 +11,7 @@ from typing import Any, Final
 from ringfence_lab.bench import memory_use as memory
 from ringfence_lab.bench.measure import Measured
 from ringfence_lab.bench.names import PROFILED
-from ringfence_lab.bench.results import Line, Result, result
+from ringfence_lab.bench.results import Result, VariantResult, result
 from ringfence_lab.bench.samples import FILE
 
 SEALED: Final = "ringfence"
@@ -58,7 +58,7 @@ class Edition:
         return sorted(found, key=lambda each: (-len(each.lines), -each.rounds))
 
 
-def line_of(result: Result | None, variant: str = SEALED) -> Line | None:
+def line_of(result: Result | None, variant: str = SEALED) -> VariantResult | None:
     """A variant's line of a result, where it took part."""
     return next((line for line in result.lines if line.variant == variant), None) if result else None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ringfence_lab.report import study, tee
-from ringfence_lab.report.figure import Figure, Table
+from ringfence_lab.report.figure import Picture, Table
 from ringfence_lab.report.page import machine_text
 from ringfence_lab.report.study import Study
 from ringfence_lab.report.tee_page import headline, inputs, summary
@@ -23,8 +23,8 @@ def read(results: Path) -> Study:
     return study.read(results / "gpu-tee")
 
 
-def pictures(found: Study) -> list[Figure]:
-    return [figure for build in TEE_BUILDERS for figure in build(found) if isinstance(figure, Figure)]
+def pictures(found: Study) -> list[Picture]:
+    return [figure for build in TEE_BUILDERS for figure in build(found) if isinstance(figure, Picture)]
 
 
 def _figure(name: str, found: Study) -> str:

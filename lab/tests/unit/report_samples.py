@@ -9,7 +9,7 @@ from typing import Any
 
 from ringfence_lab.bench.measure import Measured
 from ringfence_lab.bench.netns import bits_per_second
-from ringfence_lab.bench.results import Line, result
+from ringfence_lab.bench.results import VariantResult, result
 
 SETTINGS: dict[str, Any] = {
     "kind": "collective", "operation": None, "size": None, "model": None, "strategy": None, "device": None, "bucket_mb": None,
@@ -111,7 +111,7 @@ def from_bench(samples: Path) -> Iterator[Row]:
             yield _of_bench(f"cell-{number}", measured.case, each, found.rounds, found.resolution)
 
 
-def _of_bench(name: str, case: Mapping[str, Any], line: Line, rounds: int, resolution: float) -> Row:
+def _of_bench(name: str, case: Mapping[str, Any], line: VariantResult, rounds: int, resolution: float) -> Row:
     known = {key: case[key] for key in SETTINGS if key in case}
     known["rate_bits"] = bits_per_second(case["rate"]) if case["rate"] else None
     if case.get("strategy") == "fsdp2":

@@ -14,7 +14,7 @@ from ringfence.admission.proofs import certificate
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import RingfenceError
 from ringfence_lab.bench import admission, admission_proofs
-from ringfence_lab.bench.admission import STAGES, admit, depth_of, fit, predict
+from ringfence_lab.bench.admission import STAGES, admit, depth_of, extrapolated, predict
 
 
 class Work:
@@ -97,9 +97,8 @@ def test_the_depth_is_that_of_the_tree() -> None:
 
 
 def test_a_fit_finds_the_line_that_is_there() -> None:
-    line = fit([1, 2, 10], [12, 14, 30])
-    assert (line.fixed, line.slope) == pytest.approx((10, 2))
-    assert fit([3, 3], [5, 5]).at(100) == 5
+    assert [extrapolated([1, 2, 10], [12, 14, 30], x) for x in (0, 1, 100)] == pytest.approx([10, 12, 210])
+    assert extrapolated([3, 3], [5, 5], 100) == 5
 
 
 def test_a_prediction_of_bytes_comes_true() -> None:

@@ -10,28 +10,28 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Picture
+from matplotlib.figure import Figure as Drawing
 from matplotlib.text import Text
 
 from lab.tests.unit import tee_samples
 from lab.tests.unit.report_samples import everything
 from lab.tests.unit.test_report_figures import figures_of, study_of
 from ringfence_lab.report.charts import chart_of, draw
-from ringfence_lab.report.figure import Figure
+from ringfence_lab.report.figure import Picture
 from ringfence_lab.report.style import STYLE
 from ringfence_lab.report.write import TEE_BUILDERS
 
-FIGURES = {figure.name: figure for figure in figures_of(study_of(everything())) if isinstance(figure, Figure)}
+FIGURES = {figure.name: figure for figure in figures_of(study_of(everything())) if isinstance(figure, Picture)}
 FIGURES |= {
     figure.name: figure
     for build in TEE_BUILDERS
     for figure in build(study_of(tee_samples.everything()))
-    if isinstance(figure, Figure)
+    if isinstance(figure, Picture)
 }
 SLACK = 1.0  # pixels
 
 
-def unscored(figure: Figure) -> Figure:
+def unscored(figure: Picture) -> Picture:
     """The figure as if no cell were scored: all markers are hollow, and the legend says what that means."""
 
     def hollow(numbers: Any) -> Any:
@@ -47,7 +47,7 @@ FIGURES |= {
 }
 
 
-def texts_of(picture: Picture) -> list[Text]:
+def texts_of(picture: Drawing) -> list[Text]:
     found = [text for text in picture.findobj(Text) if isinstance(text, Text)]
     return [text for text in found if text.get_visible() and text.get_text().strip()]
 
@@ -110,4 +110,4 @@ def test_what_could_be_more_than_a_name_draws_nothing(tmp_path: Path, name: str)
 
 def test_a_chart_that_nobody_knows_is_refused() -> None:
     with pytest.raises(KeyError, match="pie"):
-        chart_of(Figure("x", "pie", "", "", "", {}, ()))
+        chart_of(Picture("x", "pie", "", "", "", {}, ()))

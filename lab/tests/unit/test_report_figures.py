@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lab.tests.unit.report_samples import FACTS, RUN, Row, cell, everything
 from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.report import overhead, steps, summary_text
-from ringfence_lab.report.figure import Figure, Missing, verdict
+from ringfence_lab.report.figure import Missing, Picture, verdict
 from ringfence_lab.report.labels import brief, brief_interval, fully
 from ringfence_lab.report.page import provenance
 from ringfence_lab.report.study import Study, study
@@ -24,13 +24,13 @@ def study_of(rows: list[Row]) -> Study:
     return study(rows, {row["machine"]: {**FACTS, **RUN} for row in rows})
 
 
-def figures_of(found: Study) -> list[Figure | Missing]:
+def figures_of(found: Study) -> list[Picture | Missing]:
     return [figure for build in BUILDERS for figure in build(found)]
 
 
-def drawn(figures: Any) -> Figure:
+def drawn(figures: Any) -> Picture:
     (figure,) = figures
-    assert isinstance(figure, Figure), figure
+    assert isinstance(figure, Picture), figure
     return figure
 
 
@@ -172,7 +172,7 @@ def test_pieces_of_a_step_fill_it_or_overlap(shares: list[float], took: float, c
 def test_each_figure_says_where_it_comes_from() -> None:
     found = study_of(everything())
     for figure in figures_of(found):
-        assert isinstance(figure, Figure)
+        assert isinstance(figure, Picture)
         origin = provenance(found, figure, "Gloo")
         assert origin["Command"] == "ringfence study"
         assert origin["Date"] == "2026-01-02"

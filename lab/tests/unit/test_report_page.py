@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lab.tests.unit.report_samples import everything
 from lab.tests.unit.test_report_figures import figures_of, study_of
-from ringfence_lab.report.figure import Figure, Missing
+from ringfence_lab.report.figure import Missing, Picture
 from ringfence_lab.report.page import page
 from ringfence_lab.report.summary_text import chapter
 
@@ -25,7 +25,7 @@ def rendered() -> str:
     """The page of the study with every kind of cell, without style and pictures, which other tests look at."""
     study = study_of(everything())
     figures = [*figures_of(study), Missing("nothing", "A figure that is not there", "nobody measured it")]
-    pictures = {each.name: f"data:{each.name}" for each in figures if isinstance(each, Figure)}
+    pictures = {each.name: f"data:{each.name}" for each in figures if isinstance(each, Picture)}
     text = page(study, chapter(study, figures), pictures)
     return re.sub(r"<style>.*?</style>", "<style></style>", text, flags=re.DOTALL)
 
@@ -87,7 +87,7 @@ def test_what_the_machine_says_of_itself_is_escaped() -> None:
 
 def test_the_name_of_a_figure_is_escaped() -> None:
     study = study_of(everything())
-    figure = replace(next(each for each in figures_of(study) if isinstance(each, Figure)), name='x"><script>')
+    figure = replace(next(each for each in figures_of(study) if isinstance(each, Picture)), name='x"><script>')
     text = page(study, chapter(study, [figure]), {figure.name: "data:"})
     assert "<script>" not in text
     assert text.count("x&#34;&gt;&lt;script&gt;") == 2  # the link and what it leads to

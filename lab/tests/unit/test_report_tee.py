@@ -19,7 +19,7 @@ from lab.tests.unit.test_report_figures import study_of
 from lab.tests.unit.test_report_page import Structure
 from ringfence_lab.accelerator import tee as presets
 from ringfence_lab.report import tee
-from ringfence_lab.report.figure import Figure, Missing
+from ringfence_lab.report.figure import Missing, Picture
 from ringfence_lab.report.page import page
 from ringfence_lab.report.study import Study, read
 from ringfence_lab.report.tee import distance, distances, outside
@@ -29,7 +29,7 @@ from ringfence_lab.report.write import PAGE, TEE_BUILDERS, TEE_PAGE, write
 SNAPSHOT = Path(__file__).with_name("report_tee.html")
 
 
-def figures_of(found: Study) -> list[Figure | Missing]:
+def figures_of(found: Study) -> list[Picture | Missing]:
     return [figure for build in TEE_BUILDERS for figure in build(found)]
 
 
@@ -41,14 +41,14 @@ def rendered() -> str:
 def whole() -> str:
     study = study_of(everything())
     figures = [*figures_of(study), Missing("nothing", "A figure that is not there", "nobody measured it")]
-    pictures = {each.name: f"data:{each.name}" for each in figures if isinstance(each, Figure)}
+    pictures = {each.name: f"data:{each.name}" for each in figures if isinstance(each, Picture)}
     text = page(study, chapter(study, figures), pictures, {"report.html": "The other cells of this study"})
     return re.sub(r"<style>.*?</style>", "<style></style>", text, flags=re.DOTALL)
 
 
-def drawn(found: Any) -> Figure:
+def drawn(found: Any) -> Picture:
     (figure,) = found
-    assert isinstance(figure, Figure), figure
+    assert isinstance(figure, Picture), figure
     return figure
 
 

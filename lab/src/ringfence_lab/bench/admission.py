@@ -55,7 +55,7 @@ _STAGE_OF: Final[dict[type, str]] = {Entries: "entries", Welcome: "roster"}  # e
 
 
 @dataclass(frozen=True)
-class Cost:
+class AdmissionCost:
     """The cost of admitting one group, for its workers."""
 
     workers: int
@@ -96,7 +96,7 @@ def admit(
     proof: str = "secret",
     seed: int = 0,
     say: Callable[[str], None] = lambda what: None,
-) -> Cost:
+) -> AdmissionCost:
     """Admit `size` workers by one kind of proof, check that all of them are in one session, and return the cost."""
     say(f"{size} workers: keys")
     draw = random.Random(seed)  # noqa: S311 (the order in which workers arrive)
@@ -303,13 +303,13 @@ class _Group:
         worker.drop_roster()
         return answers
 
-    def cost(self) -> Cost:
+    def cost(self) -> AdmissionCost:
         digests = {worker.tree.session.roster.digest if worker.tree.session else b"" for worker in self.workers}
         if len(digests) != 1 or any(worker.tree.phase is not Phase.GO for worker in self.workers):
             raise RingfenceError("the benchmark's workers are not in one session")
         counts = ((worker.handshakes, worker.sent, worker.bytes_go) for worker in self.workers)
         handshakes, sent, sent_go = zip(*counts, strict=True)
-        return Cost(
+        return AdmissionCost(
             workers=self.size,
             depth=depth_of(self.size),
             handshakes_mean=statistics.fmean(handshakes),
@@ -344,26 +344,18 @@ def depth_of(size: int) -> int:
 # -- prediction of larger groups -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Line:
-    """y = fixed + slope × x."""
+def extrapolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Fit a line by least squares of the absolute error, and return its value at `x`.
 
-    fixed: float
-    slope: float
-
-    def at(self, x: float) -> float:
-        return self.fixed + self.slope * x
-
-
-def fit(xs: Sequence[float], ys: Sequence[float]) -> Line:
-    """Fit a line by least squares of the absolute error: large groups weigh most, because larger ones are predicted."""
+    Large groups weigh most, because larger ones are predicted.
+    """
     if len(set(xs)) == 1:
-        return Line(statistics.fmean(ys), 0.0)
-    found = statistics.linear_regression(xs, ys)
-    return Line(found.intercept, found.slope)
+        return statistics.fmean(ys)
+    slope, fixed = statistics.linear_regression(xs, ys)
+    return fixed + slope * x
 
 
-def predict(costs: Sequence[Cost], workers: int) -> Cost:
+def predict(costs: Sequence[AdmissionCost], workers: int) -> AdmissionCost:
     """Predict the cost of a group of `workers` workers from the costs of smaller groups.
 
     Keys and a handshake cost the same in any group. An entry is forwarded once on each level of the tree, and
@@ -374,15 +366,15 @@ def predict(costs: Sequence[Cost], workers: int) -> Cost:
     handshakes = 2 * (workers - 1) / workers
     one_handshake = statistics.median(cost.cpu_mean["handshakes"] / cost.handshakes_mean for cost in costs)
 
-    def by_size(value: Callable[[Cost], float]) -> float:
-        return fit(sizes, [value(cost) for cost in costs]).at(workers)
+    def by_size(value: Callable[[AdmissionCost], float]) -> float:
+        return extrapolated(sizes, [value(cost) for cost in costs], workers)
 
-    def seconds(of: Callable[[Cost], dict[str, float]]) -> dict[str, float]:
+    def seconds(of: Callable[[AdmissionCost], dict[str, float]]) -> dict[str, float]:
         found = {stage: by_size(lambda cost, stage=stage: of(cost)[stage]) for stage in STAGES}  # type: ignore[misc]
         return {**found, "keys": statistics.median(of(cost)["keys"] for cost in costs)}
 
-    forwarded = fit(depths, [cost.cpu_mean["entries"] for cost in costs]).at(depth)
-    return Cost(
+    forwarded = extrapolated(depths, [cost.cpu_mean["entries"] for cost in costs], depth)
+    return AdmissionCost(
         workers=workers,
         depth=depth,
         handshakes_mean=handshakes,

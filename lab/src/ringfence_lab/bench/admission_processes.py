@@ -20,7 +20,7 @@ _JOIN_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Round:
+class Join:
     """One join of all workers."""
 
     seconds: float  # until the last worker was admitted
@@ -33,7 +33,7 @@ class Joins:
 
     workers: int
     start_seconds: float
-    rounds: tuple[Round, ...]
+    rounds: tuple[Join, ...]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,7 +53,7 @@ def measure(workers: int, rounds: int, say: Callable[[str], None] = lambda what:
             seconds = time.monotonic() - began
             if len({(answer["roster"], answer["workers"]) for answer in answers}) != 1:
                 raise BenchError("the benchmark's processes are not in one session")
-            found.append(Round(seconds, sum(answer["cpu"] for answer in answers)))
+            found.append(Join(seconds, sum(answer["cpu"] for answer in answers)))
     return Joins(workers, start, tuple(found))
 
 

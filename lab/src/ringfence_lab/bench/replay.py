@@ -14,7 +14,7 @@ import torch
 
 from ringfence_lab import accelerator
 from ringfence_lab.bench.operations import Tensors, type_of
-from ringfence_lab.bench.variants import Variant
+from ringfence_lab.bench.variants import WorkerVariant
 
 _MEMORY: Final = 64 << 20  # for all buckets together, unless one is larger
 _SIDE: Final = 256  # of the matrices that keep a core busy: a product takes a fraction of a millisecond
@@ -83,7 +83,7 @@ class OnDevice:
 
 
 def step(
-    variant: Variant, memory: Memory, seconds: Sequence[float], compute: type[Busy | Idle | OnDevice]
+    variant: WorkerVariant, memory: Memory, seconds: Sequence[float], compute: type[Busy | Idle | OnDevice]
 ) -> Callable[[], None]:
     """Return a function that replays one step: computes for these seconds before each bucket, and waits for all sums."""
 

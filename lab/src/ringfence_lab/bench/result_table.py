@@ -10,7 +10,7 @@ from ringfence_lab.bench import names
 from ringfence_lab.bench.byte_counts import Traffic
 from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.bench.measure import device_text
-from ringfence_lab.bench.results import Line, Result
+from ringfence_lab.bench.results import Result, VariantResult
 from ringfence_lab.bench.units import size_text, time_text
 
 _DEVICE_NOTES: Final = (
@@ -103,7 +103,7 @@ def bucket_text(bucket_mb: float | None) -> str:
     return "default buckets" if bucket_mb is None else f"buckets of {bucket_mb:g} MiB"
 
 
-def _row(line: Line) -> tuple[str, ...]:
+def _row(line: VariantResult) -> tuple[str, ...]:
     cpu = f"{line.cpu_ns_per_byte:.2f} ns/B" if line.cpu_ns_per_byte is not None else f"{line.cpu_seconds:.2f} s"
     return line.variant, time_text(line.seconds), _ratio_text(line.ratio), cpu, size_text(line.wire_bytes)
 

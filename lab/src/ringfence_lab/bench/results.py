@@ -19,7 +19,7 @@ _WIDTH: Final = 4  # bytes of a float32
 
 
 @dataclass(frozen=True)
-class Line:
+class VariantResult:
     """One variant in one case."""
 
     variant: str
@@ -45,7 +45,7 @@ class Result:
     case: Case
     rounds: int
     resolution: float
-    lines: list[Line]
+    lines: list[VariantResult]
     sealed_over: dict[str, Interval]  # ringfence over each variant that is not the baseline, round by round
     predicted: Traffic | None = None  # what ringfence's schedules send in one collective of host tensors
 
@@ -89,14 +89,14 @@ def _sealed_over(rounds: Sequence[Round], taking_part: Sequence[str], baseline: 
     return {name: interval(ratios(sealed, column, column)) for name, column in columns.items()}
 
 
-def _line(case: Case, rounds: Sequence[Round], name: str, first: list[float], second: list[float]) -> Line:
+def _line(case: Case, rounds: Sequence[Round], name: str, first: list[float], second: list[float]) -> VariantResult:
     seconds = _column(rounds, name, "seconds")
     cpu = statistics.median(_column(rounds, name, "cpu"))
     per_byte = None
     if case["kind"] == "collective":
         per_byte = cpu * 1e9 / names.necessary_bytes(case["operation"], case["size"], case["workers"])
     counted, shares, staging = (_recorded(rounds, name, what) for what in ("counted", "stages", "staging"))
-    return Line(
+    return VariantResult(
         variant=name,
         seconds=statistics.median(seconds),
         ratio=interval(ratios(seconds, first, second)),

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.operations import type_of
-from ringfence_lab.bench.variants import AloneVariant, RingVariant, Variant
+from ringfence_lab.bench.variants import AloneVariant, RingVariant, WorkerVariant
 
 _SEED: Final = 17
 _RATE: Final = 1e-5  # the steps are about time; weights must only stay finite
@@ -29,7 +29,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def prepare(
-    name: str, strategy: str, bucket_mb: float | None, variants: Mapping[str, Variant], wire: str = "float32"
+    name: str, strategy: str, bucket_mb: float | None, variants: Mapping[str, WorkerVariant], wire: str = "float32"
 ) -> tuple[dict[str, Callable[[], None]], dict[str, Any]]:
     """Return a function for each variant that executes one step, and facts about the model."""
     torch.manual_seed(_SEED)
@@ -77,7 +77,7 @@ def _sharing(model: nn.Module) -> nn.Module:
     return other
 
 
-def _replicated(model: nn.Module, variant: Variant, bucket_mb: float | None, wire: str) -> nn.Module:
+def _replicated(model: nn.Module, variant: WorkerVariant, bucket_mb: float | None, wire: str) -> nn.Module:
     """None is DDP's own default: 25 MiB after a first bucket of 1 MiB, which no single number asks for."""
     parallel = DistributedDataParallel(model, process_group=variant.group, bucket_cap_mb=bucket_mb)
     if isinstance(variant, RingVariant):  # gradients through the ring; DDP's few other messages through Gloo
@@ -103,7 +103,7 @@ def _through_ring(variant: RingVariant, bucket: dist.GradBucket, wire: str) -> t
     return result
 
 
-def _sharded(model: nn.Module, variant: Variant) -> nn.Module:
+def _sharded(model: nn.Module, variant: WorkerVariant) -> nn.Module:
     """Shard the blocks of the model one by one, then the rest, as FSDP2 recommends."""
     if isinstance(variant, RingVariant):
         raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --variants")

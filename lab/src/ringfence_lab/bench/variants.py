@@ -27,7 +27,7 @@ from ringfence_lab.bench.unsealed import UnsealedSession
 _ALWAYS: Final = 1 << 62  # bytes
 
 
-class Variant:
+class WorkerVariant:
     """A variant. `group` is None if it is not a process group, `stages` if it has no clocks."""
 
     group: Any = None
@@ -50,7 +50,7 @@ class Variant:
         raise NotImplementedError
 
 
-class AloneVariant(Variant):
+class AloneVariant(WorkerVariant):
     """A step without communication. It takes part in steps, not in collectives."""
 
     def offers(self, operation: str) -> bool:
@@ -69,7 +69,7 @@ class Place(NamedTuple):
     device: torch.device | None = None  # of the tensors; None: the host
 
 
-class GroupVariant(Variant):
+class GroupVariant(WorkerVariant):
     """A process group of torch.distributed."""
 
     def __init__(self, group: Any) -> None:
@@ -123,7 +123,7 @@ class HostVariant(GroupVariant):
         self._copies.finish()
 
 
-class RingVariant(Variant):
+class RingVariant(WorkerVariant):
     """One of the rings of this benchmark."""
 
     def __init__(self, ring: Ring) -> None:
@@ -175,7 +175,7 @@ _SESSIONS: Final[dict[str, type[Session]]] = {
 _RINGS: Final[dict[str, type[Ring]]] = {"plain-ring": Ring, "hop-by-hop": HopByHopRing, "tls": TlsRing}
 
 
-def make(name: str, place: Place) -> Variant:
+def make(name: str, place: Place) -> WorkerVariant:
     """Return a variant by name. "package.module:Class" names a session class, for tests of the benchmark."""
     if place.device is not None:
         return _make_on_device(name, place)
@@ -193,7 +193,7 @@ def make(name: str, place: Place) -> Variant:
     return GroupVariant(_group_over(*_session_named(name)))
 
 
-def _make_on_device(name: str, place: Place) -> Variant:
+def _make_on_device(name: str, place: Place) -> WorkerVariant:
     if name in names.HOST:
         return HostVariant(_group_over(Session, name), place)
     if name in names.CUDA_VARIANTS:

@@ -20,7 +20,7 @@ from ringfence_lab.bench.json_pipe import Message, run_worker
 from ringfence_lab.bench.kernel_counters import bytes_sent, connections, peak_bytes, reset_peak, resident_bytes
 from ringfence_lab.bench.operations import Tensors
 from ringfence_lab.bench.profile import recorded_staging
-from ringfence_lab.bench.variants import HostVariant, Place, Variant
+from ringfence_lab.bench.variants import HostVariant, Place, WorkerVariant
 
 _TIMEOUT: Final = timedelta(minutes=5)
 _WARM_BYTES: Final = 4096
@@ -40,7 +40,7 @@ class Worker:
         self._device = open_device(config["device"], self.rank) if config["device"] else None
         place = Place(self.rank, self.size, config["host"], Path(config["folder"]), mine, _TIMEOUT, self._device)
         self._at_start = resident_bytes()
-        self.variants: dict[str, Variant] = {name: variants.make(name, place) for name in config["variants"]}
+        self.variants: dict[str, WorkerVariant] = {name: variants.make(name, place) for name in config["variants"]}
         self._operation = ""
         self._tensors: Tensors
         self._host_tensors: Tensors  # of variants that copy beside a collective
@@ -75,10 +75,10 @@ class Worker:
             self._check(operation, self._tensors_of(self.variants[name]), [name])
         return {"variants": only}
 
-    def _tensors_of(self, variant: Variant) -> Tensors:
+    def _tensors_of(self, variant: WorkerVariant) -> Tensors:
         return self._host_tensors if isinstance(variant, HostVariant) else self._tensors
 
-    def _chosen(self, only: list[str] | None) -> dict[str, Variant]:
+    def _chosen(self, only: list[str] | None) -> dict[str, WorkerVariant]:
         """Return the variants of this case in its order; all, if it names none."""
         return self.variants if only is None else {name: self.variants[name] for name in only}
 

@@ -14,7 +14,7 @@ from ringfence.errors import ConfigurationError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence_lab.bench.admission import Cost
+    from ringfence_lab.bench.admission import AdmissionCost
     from ringfence_lab.bench.admission_processes import Joins
 
 DESCRIPTION = """\
@@ -102,7 +102,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | None) -> str:
+def _costs_text(
+    costs: Sequence[AdmissionCost], predicted: Sequence[AdmissionCost], checked: AdmissionCost | None
+) -> str:
     from ringfence_lab.bench.units import size_text, time_text
 
     every = [*costs, *predicted]

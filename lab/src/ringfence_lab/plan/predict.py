@@ -24,10 +24,10 @@ MEASURED: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
 _EVERYTHING: Final = 1 << 62
 _SHARP: Final = 6
 
-Case = Mapping[str, Any]
+CellRow = Mapping[str, Any]
 
 
-def covered(case: Case) -> bool:
+def covered(case: CellRow) -> bool:
     """Return whether the model covers a cell: DDP only, and no callers busy in Python."""
     if case["kind"] == "collective":
         return not case.get("busy") and case["operation"] in GLOO
@@ -35,7 +35,7 @@ def covered(case: Case) -> bool:
     return known and case["model"] in models.names()
 
 
-def predict(hardware: Hardware, case: Case, variant: str, alone: float | None = None) -> float:
+def predict(hardware: Hardware, case: CellRow, variant: str, alone: float | None = None) -> float:
     """Return the seconds of a cell. `alone`: seconds of a step without communication.
 
     Raises ConfigurationError if the model does not cover the cell, or `alone` is needed and missing.
@@ -68,7 +68,7 @@ def _trace(name: str, kind: str, bucket: float | None, device: str | None, scale
     return as_replayed(models.load(name), bucket, 4, alone, device == "cpu", scale)
 
 
-def _collective(hardware: Hardware, case: Case, variant: str, per_node: int) -> Cost:
+def _collective(hardware: Hardware, case: CellRow, variant: str, per_node: int) -> Cost:
     operation, workers, size = case["operation"], int(case["workers"]), int(case["size"])
     per_machine = workers_per_machine(case)
     chosen, identifier = VARIANTS[variant], schedule_of(variant, operation, workers, size, per_machine)
@@ -78,13 +78,13 @@ def _collective(hardware: Hardware, case: Case, variant: str, per_node: int) -> 
     return found
 
 
-def workers_per_machine(case: Case) -> int:
+def workers_per_machine(case: CellRow) -> int:
     """Return how many workers of a cell share a machine; 0 on the loopback, where each stands for one."""
     hosts = int(case.get("hosts") or 0)
     return -(-int(case["workers"]) // hosts) if hosts else 0
 
 
-def _over(hardware: Hardware, case: Case, alone: float, seconds: Callable[[Hardware, int], float]) -> float:
+def _over(hardware: Hardware, case: CellRow, alone: float, seconds: Callable[[Hardware, int], float]) -> float:
     """Return the seconds between hosts with limited links: the slower of the shared cores and the links.
 
     What is compared is what communication adds; where both add about the same, it is a little more than either.

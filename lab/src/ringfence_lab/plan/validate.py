@@ -14,7 +14,7 @@ from ringfence_lab.plan.predict import BASELINE, MEASURED, predict
 
 
 @dataclass(frozen=True)
-class Line:
+class Prediction:
     """One variant in one cell, predicted by a profile that was calibrated without the cell."""
 
     cell: str
@@ -51,7 +51,7 @@ class Line:
 class Validation:
     """All lines, and their errors over the scored cells."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[Prediction, ...]
     seed: int
     cells: int
     scored_cells: int
@@ -68,7 +68,7 @@ class Validation:
         """Return the number of scored cells."""
         return len({line.cell for line in self._lines_of(False, steps)})
 
-    def _lines_of(self, ratios: bool, steps: bool | None) -> list[Line]:
+    def _lines_of(self, ratios: bool, steps: bool | None) -> list[Prediction]:
         """Return the scored lines; without Gloo for ratios, whose ratio to itself is no prediction."""
         scored = [line for line in self.lines if line.scored and not (ratios and line.variant == BASELINE)]
         return [line for line in scored if steps is None or line.step == steps]
@@ -106,7 +106,7 @@ def validate(rows: Iterable[Row], seed: int = 0, cores: int = 2) -> Validation:
     """Divide the cells into two halves, cells of equal settings into the same one, and predict each half from the other."""
     cells = {name: cell for name, cell in grouped(rows).items() if usable(cell, BASELINE)}
     halves = _halves(cells, seed)
-    lines: list[Line] = []
+    lines: list[Prediction] = []
     for seen, unseen in (halves, halves[::-1]):
         profile = calibrate([row for name in seen for row in cells[name].values()], cores)
         for name in unseen:
@@ -118,7 +118,9 @@ def validate(rows: Iterable[Row], seed: int = 0, cores: int = 2) -> Validation:
                 row, said = cell[variant], predict(profile, cell[variant], variant, by_itself)
                 kind, measured, ratio = str(row["kind"]), float(row["seconds"]), float(row["ratio"])
                 given = by_itself if kind != "collective" else None
-                lines.append(Line(name, variant, kind, bool(row["scored"]), measured, said, ratio, said / gloo, given))
+                lines.append(
+                    Prediction(name, variant, kind, bool(row["scored"]), measured, said, ratio, said / gloo, given)
+                )
     lines.sort(key=lambda line: (line.cell, MEASURED.index(line.variant)))
     scored = {line.cell for line in lines if line.scored}
     return Validation(tuple(lines), seed, len(cells), len(scored))

@@ -212,12 +212,12 @@ NAME: Final = re.compile(r"[a-z0-9-]+")  # it names files and sections of the pa
 PHONE: Final = 5.4  # inches: on a phone the words of the picture are still read
 
 
-def chart_of(figure: report.Figure) -> Chart:
+def chart_of(figure: report.Picture) -> Chart:
     """Return the function that draws a figure."""
     return functools.partial(CHARTS[figure.chart], **{"title": figure.title, "width": PHONE, **figure.options})
 
 
-def draw(figure: report.Figure, folder: Path) -> str:
+def draw(figure: report.Picture, folder: Path) -> str:
     """Draw a figure into `folder` as SVG and PNG.
 
     Returns the SVG as a `data:` URI. In an `<img>` element its ids are its own, so that several figures share a page.

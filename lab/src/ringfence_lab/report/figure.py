@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ringfence_lab.bench.intervals import MIN_ROUNDS, Interval
 from ringfence_lab.report.labels import SEALED, fully, order
-from ringfence_lab.report.study import Cell, Study
+from ringfence_lab.report.study import CellSummary, Study
 
 DIGITS: Final = 4
 QUIET: Final = f"within 10 % of itself, over {MIN_ROUNDS} rounds or more"  # where Gloo reads so, a cell counts
@@ -27,7 +27,7 @@ class Table(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Figure:
+class Picture:
     """One picture."""
 
     name: str  # of its files
@@ -36,7 +36,7 @@ class Figure:
     says: str  # what it shows, in one or two sentences with their figures
     reading: str  # how to read it
     numbers: dict[str, Any]
-    cells: Sequence[Cell] = field(repr=False)
+    cells: Sequence[CellSummary] = field(repr=False)
     table: Table | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of the chart
 
@@ -56,7 +56,7 @@ class Missing:
     why: str
 
 
-Builder = Callable[[Study], Sequence[Figure | Missing]]
+Builder = Callable[[Study], Sequence[Picture | Missing]]
 
 
 def digest(numbers: Mapping[str, Any]) -> str:
@@ -64,7 +64,7 @@ def digest(numbers: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def point(label: str, cell: Cell, variant: str = SEALED) -> Point:
+def point(label: str, cell: CellSummary, variant: str = SEALED) -> Point:
     found: Point = {
         "label": label,
         "ratio": ends(ratio_of(cell, variant)),
@@ -78,40 +78,40 @@ def ends(interval: Interval) -> list[float]:
     return [round(value, DIGITS + 2) for value in (interval.low, interval.median, interval.high)]
 
 
-def having(cells: Iterable[Cell], *variants: str) -> list[Cell]:
+def having(cells: Iterable[CellSummary], *variants: str) -> list[CellSummary]:
     """The cells in which all of these took part and have a ratio."""
     return [cell for cell in cells if all(name in cell.lines and cell.lines[name].ratio for name in variants)]
 
 
-def distinct(cells: Iterable[Cell], key: Callable[[Cell], object]) -> list[Cell]:
+def distinct(cells: Iterable[CellSummary], key: Callable[[CellSummary], object]) -> list[CellSummary]:
     """One cell for each key, in order: the one with the most variants and rounds."""
     return [max(some, key=_weight) for some in grouped(sorted(cells, key=order), key).values()]
 
 
-def _weight(cell: Cell) -> tuple[int, int]:
+def _weight(cell: CellSummary) -> tuple[int, int]:
     return len(cell.lines), max((line.rounds for line in cell.lines.values()), default=0)
 
 
-def grouped(cells: Iterable[Cell], key: Callable[[Cell], Key]) -> dict[Key, list[Cell]]:
+def grouped(cells: Iterable[CellSummary], key: Callable[[CellSummary], Key]) -> dict[Key, list[CellSummary]]:
     """The cells by key, in the order of their first ones."""
-    found: dict[Key, list[Cell]] = {}
+    found: dict[Key, list[CellSummary]] = {}
     for cell in cells:
         found.setdefault(key(cell), []).append(cell)
     return found
 
 
-def ratio_of(cell: Cell, variant: str = SEALED) -> Interval:
+def ratio_of(cell: CellSummary, variant: str = SEALED) -> Interval:
     ratio = cell.lines[variant].ratio
     assert ratio is not None, "callers pick cells with `having`"
     return ratio
 
 
-def over(cell: Cell, one: str, other: str) -> float:
+def over(cell: CellSummary, one: str, other: str) -> float:
     """How many times as long one variant takes as another of the same cell."""
     return cell.lines[one].seconds.median / cell.lines[other].seconds.median
 
 
-def verdict(cell: Cell) -> str:
+def verdict(cell: CellSummary) -> str:
     """Whether the interval leaves what Gloo differs from itself by."""
     ratio = ratio_of(cell)
     if ratio.low > 1 + cell.resolution:
@@ -119,7 +119,7 @@ def verdict(cell: Cell) -> str:
     return "faster" if ratio.high < 1 - cell.resolution else "the same"
 
 
-def spread(cells: Sequence[Cell]) -> str:
+def spread(cells: Sequence[CellSummary]) -> str:
     """The median and the ends of the ratios, with what they belong to."""
     ranked = sorted(cells, key=lambda cell: ratio_of(cell).median)
     first, last = ranked[0], ranked[-1]
@@ -133,7 +133,7 @@ def spread(cells: Sequence[Cell]) -> str:
     )
 
 
-def counting(cells: Sequence[Cell]) -> tuple[Sequence[Cell], str]:
+def counting(cells: Sequence[CellSummary]) -> tuple[Sequence[CellSummary], str]:
     """The cells that count; where none does, all of them, and the words that say so."""
     scored = [cell for cell in cells if cell.scored]
     if scored:
@@ -142,12 +142,12 @@ def counting(cells: Sequence[Cell]) -> tuple[Sequence[Cell], str]:
     return cells, f" (all of these cells {why} to count)"
 
 
-def doubt(cell: Cell) -> str:
+def doubt(cell: CellSummary) -> str:
     """Return why a cell is not scored."""
     return "too few rounds to count" if cell.few else "too noisy to count"
 
 
-def uncounted(cells: Sequence[Cell], more: str = "") -> str:
+def uncounted(cells: Sequence[CellSummary], more: str = "") -> str:
     """A sentence for each reason for which some of these cells do not count, with a space before it."""
     left = [cell.few for cell in cells if not cell.scored]
     few, noisy = left.count(True), left.count(False)

@@ -7,7 +7,7 @@ from typing import Final
 
 from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.bench.units import size_text
-from ringfence_lab.report.study import Cell
+from ringfence_lab.report.study import CellSummary
 
 SEALED: Final = "ringfence"
 UNSEALED: Final = "ringfence-unsealed"
@@ -32,7 +32,7 @@ def variant_text(name: str) -> str:
     return VARIANTS.get(name, name)
 
 
-def what(cell: Cell) -> str:
+def what(cell: CellSummary) -> str:
     """What was run, without how many workers ran it or under which settings."""
     if cell.kind == "collective":
         return f"{(cell.operation or '').replace('_', '-')}, {size_text(cell.size or 0)}"
@@ -41,7 +41,7 @@ def what(cell: Cell) -> str:
     return f"{cell.model}, {cell.strategy.upper()}" if cell.strategy == "fsdp2" else f"{cell.model}"
 
 
-def settings_text(cell: Cell) -> str:
+def settings_text(cell: CellSummary) -> str:
     """All that differs from the plain case."""
     parts = []
     if cell.bucket_mb and cell.strategy != "fsdp2":
@@ -57,12 +57,12 @@ def settings_text(cell: Cell) -> str:
     return ", ".join(parts)
 
 
-def cut_text(cell: Cell) -> str:
+def cut_text(cell: CellSummary) -> str:
     """How much of a step was replayed."""
     return f"1/{cell.scaled:.{0 if cell.scaled >= 10 else 1}f} of the step"
 
 
-def fully(cell: Cell) -> str:
+def fully(cell: CellSummary) -> str:
     """A cell's whole name."""
     return ", ".join(part for part in (what(cell), workers_text(cell), settings_text(cell)) if part)
 
@@ -96,13 +96,13 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def named(cell: Cell) -> str:
+def named(cell: CellSummary) -> str:
     """A cell's name on two lines, for the side of a chart; how much of its step was replayed is said elsewhere."""
     settings = settings_text(replace(cell, scaled=1.0))
     return f"{what(cell)}\n{workers_text(cell)}{', ' if settings else ''}{settings}"
 
 
-def workers_text(cell: Cell) -> str:
+def workers_text(cell: CellSummary) -> str:
     return f"{cell.workers} workers"
 
 
@@ -114,20 +114,20 @@ def rate_text(bits: int) -> str:
     return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
 
 
-def plain(cell: Cell) -> bool:
+def plain(cell: CellSummary) -> bool:
     """Default buckets, float32, on the loopback, with nothing else to do."""
     return not settings_text(replace(cell, scaled=1.0))
 
 
-def is_step(cell: Cell) -> bool:
+def is_step(cell: CellSummary) -> bool:
     return cell.kind in ("training", "trace")
 
 
-def is_all_reduce(cell: Cell) -> bool:
+def is_all_reduce(cell: CellSummary) -> bool:
     return cell.kind == "collective" and cell.operation == "all_reduce"
 
 
-def order(cell: Cell) -> tuple[object, ...]:
+def order(cell: CellSummary) -> tuple[object, ...]:
     """Models before traces before collectives; small before large."""
     kind = _KINDS.index(cell.kind) if cell.kind in _KINDS else len(_KINDS)
     what_ran = (cell.strategy == "fsdp2", cell.operation or "", cell.model or "", cell.device or "", cell.size or 0)

@@ -8,8 +8,8 @@ from typing import Final
 from ringfence_lab.bench.units import size_text
 from ringfence_lab.report.figure import (
     QUIET,
-    Figure,
     Missing,
+    Picture,
     counted,
     counting,
     distinct,
@@ -35,7 +35,7 @@ from ringfence_lab.report.labels import (
     what,
     workers_text,
 )
-from ringfence_lab.report.study import Cell, Study
+from ringfence_lab.report.study import CellSummary, Study
 
 _READING: Final = (
     "Points: median of the time over plaintext Gloo's. Whiskers: 95 % interval. Grey: Gloo against itself."
@@ -43,7 +43,7 @@ _READING: Final = (
 _LARGE: Final = 25 << 20
 
 
-def models(study: Study) -> Sequence[Figure | Missing]:
+def models(study: Study) -> Sequence[Picture | Missing]:
     title = "Overhead by model"
     cells = having((cell for cell in study.cells if plain(cell) and is_step(cell)), SEALED)
     cells = distinct(cells, lambda cell: (what(cell), cell.workers))
@@ -52,10 +52,10 @@ def models(study: Study) -> Sequence[Figure | Missing]:
     some, note = counting(cells)
     says = f"A sealed step took {spread(some)}{note}. {_verdicts(cells)}"
     numbers = {name: [point(what(cell), cell) for cell in some] for name, some in _by_workers(cells).items()}
-    return [Figure("models", "across", title, says, _READING, numbers, cells)]
+    return [Picture("models", "across", title, says, _READING, numbers, cells)]
 
 
-def sizes(study: Study) -> Sequence[Figure | Missing]:
+def sizes(study: Study) -> Sequence[Picture | Missing]:
     title = "All-reduce by size"
     found = having((cell for cell in study.cells if plain(cell) and is_all_reduce(cell)), SEALED)
     found = distinct(found, lambda cell: (cell.size, cell.workers))
@@ -67,10 +67,10 @@ def sizes(study: Study) -> Sequence[Figure | Missing]:
     }
     some, note = counting(found)
     says = f"A sealed all-reduce took {spread(some)}{note}. {_verdicts(found)}"
-    return [Figure("sizes", "panels", title, says, _READING, numbers, found)]
+    return [Picture("sizes", "panels", title, says, _READING, numbers, found)]
 
 
-def variants(study: Study) -> Sequence[Figure | Missing]:
+def variants(study: Study) -> Sequence[Picture | Missing]:
     """One figure for each number of workers."""
     title = "Naive against pipelined"
     found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or (cell.size or 0) >= _LARGE)]
@@ -80,7 +80,7 @@ def variants(study: Study) -> Sequence[Figure | Missing]:
     return [_variants(title, cells) for cells in _by_workers(found).values()]
 
 
-def _variants(title: str, cells: list[Cell]) -> Figure:
+def _variants(title: str, cells: list[CellSummary]) -> Picture:
     count = cells[0].workers
     some, note = counting(cells)
     says = (
@@ -94,10 +94,10 @@ def _variants(title: str, cells: list[Cell]) -> Figure:
         )
     names = [name for name in (SEALED, UNSEALED, NAIVE, "tls") if any(name in cell.lines for cell in cells)]
     numbers = {variant_text(name): [point(what(cell), cell, name) for cell in having(cells, name)] for name in names}
-    return Figure(f"variants-{count}", "across", f"{title}, {count} workers", says, _READING, numbers, cells)
+    return Picture(f"variants-{count}", "across", f"{title}, {count} workers", says, _READING, numbers, cells)
 
 
-def rates(study: Study) -> Sequence[Figure | Missing]:
+def rates(study: Study) -> Sequence[Picture | Missing]:
     title = "Networks slower than the cores"
     found = [cell for cell in study.cells if cell.rate_bits and cell.wire == "float32" and not cell.busy]
     found = distinct(having(found, SEALED), lambda cell: (_rated(cell), cell.workers))
@@ -110,19 +110,19 @@ def rates(study: Study) -> Sequence[Figure | Missing]:
         parts.append(f"{ranged([ratio_of(cell).median for cell in some])} at {rate_text(rate)}{note}")
     says = f"Between hosts whose links are limited, sealed over plaintext: {'; '.join(parts)}."
     numbers = {name: [point(_rated(cell), cell) for cell in some] for name, some in _by_workers(found).items()}
-    return [Figure("rates", "across", title, says, _READING, numbers, found)]
+    return [Picture("rates", "across", title, says, _READING, numbers, found)]
 
 
-def _rated(cell: Cell) -> str:
+def _rated(cell: CellSummary) -> str:
     hosts = f", {cell.hosts} hosts" if cell.hosts != cell.workers else ""
     return f"{rate_text(cell.rate_bits or 0)}, {what(cell)}{hosts}"
 
 
-def _by_workers(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+def _by_workers(cells: Sequence[CellSummary]) -> dict[str, list[CellSummary]]:
     return grouped(sorted(cells, key=lambda cell: cell.workers), workers_text)
 
 
-def _verdicts(cells: Sequence[Cell]) -> str:
+def _verdicts(cells: Sequence[CellSummary]) -> str:
     """How many differ from Gloo by more than Gloo does."""
     scored = [cell for cell in cells if cell.scored]
     if not scored:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import jinja2
 
-from ringfence_lab.report.figure import Figure, Missing, Table, counted
+from ringfence_lab.report.figure import Missing, Picture, Table, counted
 from ringfence_lab.report.study import Study
 
 _FACTS: Final = {
@@ -41,13 +41,13 @@ class Chapter:
     intro: str
     reading: str  # how to read the figures; "" where each says it
     limits: Sequence[str]  # what a reader must know before quoting a figure
-    figures: Sequence[Figure | Missing]
+    figures: Sequence[Picture | Missing]
     sections: Sequence[Section]
     baseline: str  # what ratios are to, and what was run twice
 
     @property
-    def drawn(self) -> list[Figure]:
-        return [figure for figure in self.figures if isinstance(figure, Figure)]
+    def drawn(self) -> list[Picture]:
+        return [figure for figure in self.figures if isinstance(figure, Picture)]
 
     @property
     def missing(self) -> list[Missing]:
@@ -97,7 +97,7 @@ def _about(study: Study) -> str:
     return f"{machine_text(study.facts)} · {when} · {len(study.cells)} cells, {samples:,} samples"
 
 
-def provenance(study: Study, figure: Figure, baseline: str) -> dict[str, str]:
+def provenance(study: Study, figure: Picture, baseline: str) -> dict[str, str]:
     """Return the command, date, machine and interval of a figure's cells."""
     low, high = figure.rounds
     least, most = (f"±{each(cell.resolution for cell in figure.cells):.2f}" for each in (min, max))

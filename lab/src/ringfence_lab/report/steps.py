@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ringfence_lab.report.figure import DIGITS, Figure, Missing, Table, distinct, ends, grouped, having, ranged
+from ringfence_lab.report.figure import DIGITS, Missing, Picture, Table, distinct, ends, grouped, having, ranged
 from ringfence_lab.report.labels import (
     ALONE,
     NAIVE,
@@ -23,7 +23,7 @@ from ringfence_lab.report.labels import (
     plain,
     variant_text,
 )
-from ringfence_lab.report.study import Cell, Study
+from ringfence_lab.report.study import CellSummary, Study
 
 PIECES: Final = ("compute", "seal", "open", "lock", "reduce", "wire", "wait", "rest")
 _MOST_BARS: Final = 20
@@ -42,7 +42,7 @@ _READING: Final = (
 )
 
 
-def pieces(cell: Cell) -> dict[str, float]:
+def pieces(cell: CellSummary) -> dict[str, float]:
     """Seconds of each piece of a step. What compute and the stages leave of it is waiting, as far as any was seen, and rest."""
     line = cell.lines[PROFILED]
     found = dict.fromkeys(PIECES, 0.0)
@@ -57,7 +57,7 @@ def pieces(cell: Cell) -> dict[str, float]:
     return found
 
 
-def stages(study: Study) -> Sequence[Figure | Missing]:
+def stages(study: Study) -> Sequence[Picture | Missing]:
     title = "Where the time goes"
     found = [cell for cell in study.cells if PROFILED in cell.lines and cell.lines[PROFILED].stages and not cell.busy]
     found = distinct([cell for cell in found if not is_step(cell) or ALONE in cell.lines], fully)  # compute is known
@@ -79,15 +79,15 @@ def stages(study: Study) -> Sequence[Figure | Missing]:
         for cell in found
     ]
     table, options = Table(("", *used, "took"), {"": rows}), {"under": "share of the time it took"}
-    return [Figure("stages", "stacked", title, says, _STAGES_READING, numbers, found, table, options)]
+    return [Picture("stages", "stacked", title, says, _STAGES_READING, numbers, found, table, options)]
 
 
-def _shares(cell: Cell) -> dict[str, float]:
+def _shares(cell: CellSummary) -> dict[str, float]:
     took = cell.lines[PROFILED].seconds.median
     return {piece: round(seconds / took, DIGITS) for piece, seconds in pieces(cell).items()}
 
 
-def buckets(study: Study) -> Sequence[Figure | Missing]:
+def buckets(study: Study) -> Sequence[Picture | Missing]:
     title = "Bucket size"
     found = [cell for cell in study.cells if is_step(cell) and cell.strategy != "fsdp2" and not cell.rate_bits]
     found = distinct(having(found, SEALED), lambda cell: (_sweep(cell), cell.bucket_mb))
@@ -98,7 +98,7 @@ def buckets(study: Study) -> Sequence[Figure | Missing]:
     return [_figure("buckets", title, says, sweeps, "bucket_cap_mb", _bucket_label)]
 
 
-def _best(name: str, cells: Sequence[Cell]) -> str:
+def _best(name: str, cells: Sequence[CellSummary]) -> str:
     best = min(cells, key=lambda cell: cell.lines[SEALED].seconds.median)
     worst = max(cells, key=lambda cell: cell.lines[SEALED].seconds.median)
     times = [brief(cell.lines[SEALED].seconds.median) for cell in (best, worst)]
@@ -106,7 +106,7 @@ def _best(name: str, cells: Sequence[Cell]) -> str:
     return f"{name}: a sealed step is shortest with {names[0]} ({times[0]}) and longest with {names[1]} ({times[1]})."
 
 
-def wires(study: Study) -> Sequence[Figure | Missing]:
+def wires(study: Study) -> Sequence[Picture | Missing]:
     title = "What gradients travel as"
     found = distinct(having(study.cells, SEALED), lambda cell: (_wired(cell), cell.wire))
     groups = {name: cells for name, cells in grouped(found, _wired).items() if len(cells) > 1}
@@ -117,7 +117,7 @@ def wires(study: Study) -> Sequence[Figure | Missing]:
     return [_figure("wires", title, says, groups, "wire", lambda cell: cell.wire)]
 
 
-def _gain(groups: Mapping[str, Sequence[Cell]], variant: str) -> str:
+def _gain(groups: Mapping[str, Sequence[CellSummary]], variant: str) -> str:
     """How many times as long a step takes with half the bytes."""
     both = (
         {cell.wire: cell.lines[variant].seconds.median for cell in cells if variant in cell.lines}
@@ -128,8 +128,13 @@ def _gain(groups: Mapping[str, Sequence[Cell]], variant: str) -> str:
 
 
 def _figure(
-    name: str, title: str, says: str, groups: Mapping[str, list[Cell]], setting: str, label: Callable[[Cell], str]
-) -> Figure:
+    name: str,
+    title: str,
+    says: str,
+    groups: Mapping[str, list[CellSummary]],
+    setting: str,
+    label: Callable[[CellSummary], str],
+) -> Picture:
     """Seconds by a setting: a panel for each group of cells that differ in nothing else, a line for each variant."""
     numbers = {
         group: {
@@ -152,27 +157,27 @@ def _figure(
     }
     options = {"what": "seconds", "left": "seconds a step", "log": False, "under": setting}
     cells = [cell for some in groups.values() for cell in some]
-    return Figure(name, "panels", title, says, _READING, numbers, cells, Table((setting, *_COLUMNS), rows), options)
+    return Picture(name, "panels", title, says, _READING, numbers, cells, Table((setting, *_COLUMNS), rows), options)
 
 
-def _sweep(cell: Cell) -> str:
+def _sweep(cell: CellSummary) -> str:
     """All settings but the bucket."""
     return fully(replace(cell, bucket_mb=None, scaled=1.0))
 
 
-def _wired(cell: Cell) -> str:
+def _wired(cell: CellSummary) -> str:
     """All settings but the wire type."""
     return fully(replace(cell, wire="float32", scaled=1.0))
 
 
-def _bucket(cell: Cell) -> float:
+def _bucket(cell: CellSummary) -> float:
     """DDP's default is 25 MiB after a first bucket of 1: just below 25."""
     return 24.9 if cell.bucket_mb is None else cell.bucket_mb
 
 
-def _bucket_label(cell: Cell) -> str:
+def _bucket_label(cell: CellSummary) -> str:
     return "default" if cell.bucket_mb is None else f"{cell.bucket_mb:g}"
 
 
-def _time(cell: Cell, variant: str) -> str:
+def _time(cell: CellSummary, variant: str) -> str:
     return brief(cell.lines[variant].seconds.median) if variant in cell.lines else "–"

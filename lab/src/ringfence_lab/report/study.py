@@ -20,7 +20,7 @@ _SIMULATED: Final = ("dilation", "wall_seconds", "late_seconds")  # columns of s
 
 
 @dataclass(frozen=True)
-class Line:
+class CellVariant:
     """One variant in one cell."""
 
     variant: str
@@ -41,7 +41,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellSummary:
     """One point of the grid: the same settings for all its variants. Fields are columns of the summary."""
 
     name: str
@@ -68,7 +68,7 @@ class Cell:
     all_reduces: int | None = None
     load: float | None = None
     host_cores: float | None = None
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, CellVariant] = field(default_factory=dict)
 
     @property
     def few(self) -> bool:
@@ -76,14 +76,14 @@ class Cell:
         return any(line.rounds < MIN_ROUNDS for line in self.lines.values())
 
 
-_TYPES: Final = get_type_hints(Cell)
+_TYPES: Final = get_type_hints(CellSummary)
 
 
 @dataclass(frozen=True)
 class Study:
     """All cells of one machine and one version of the code."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[CellSummary, ...]
     facts: Mapping[str, Any]  # what is known of the machine
     rows: tuple[Mapping[str, Any], ...]  # the summary rows that the cells were made from
     command: str = ""  # that measured first, and the first and the last day; "" where that is not known
@@ -124,8 +124,8 @@ def study(rows: Iterable[Mapping[str, Any]], machines: Mapping[str, Mapping[str,
     )
 
 
-def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cell]:
-    cells: dict[str, Cell] = {}
+def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, CellSummary]:
+    cells: dict[str, CellSummary] = {}
     doubtful: set[str] = set()
     for number, row in enumerate(rows, 1):
         try:
@@ -140,27 +140,27 @@ def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cell]:
     return {name: replace(cell, scored=name not in doubtful) for name, cell in cells.items()}
 
 
-def _latest(cells: list[Cell], machines: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
+def _latest(cells: list[CellSummary], machines: Mapping[str, Mapping[str, Any]]) -> list[CellSummary]:
     """Cells of different machines, or of different code, are never put together."""
-    editions: dict[tuple[str | None, str | None], list[Cell]] = {}
+    editions: dict[tuple[str | None, str | None], list[CellSummary]] = {}
     for cell in cells:
         editions.setdefault((cell.machine, cell.source), []).append(cell)
 
-    def age(edition: list[Cell]) -> tuple[str, int]:
+    def age(edition: list[CellSummary]) -> tuple[str, int]:
         about = machines.get(edition[0].machine or "", {})
         return about.get("last_date", about.get("date", "")), len(edition)
 
     return max(editions.values(), key=age, default=[])
 
 
-def _cell(row: Mapping[str, Any]) -> Cell:
+def _cell(row: Mapping[str, Any]) -> CellSummary:
     """No text where a number is due: what stands in a page, or names a file, is what it seems to be."""
     found = {"name": _typed(row["cell"], "cell", str)}
-    for column in fields(Cell)[1:-1]:
+    for column in fields(CellSummary)[1:-1]:
         value = row[column.name] if column.default is MISSING else row.get(column.name)
         if value is not None or column.default is MISSING:
             found[column.name] = _typed(value, column.name, _TYPES[column.name])
-    return Cell(**found)
+    return CellSummary(**found)
 
 
 def _typed(value: Any, name: str, hint: Any) -> Any:
@@ -172,9 +172,9 @@ def _typed(value: Any, name: str, hint: Any) -> Any:
     return value
 
 
-def _line(row: Mapping[str, Any]) -> Line:
+def _line(row: Mapping[str, Any]) -> CellVariant:
     spent = {stage: row[f"stage_{stage}"] for stage in STAGES if row.get(f"stage_{stage}") is not None}
-    return Line(
+    return CellVariant(
         variant=_typed(row["variant"], "variant", str),
         rounds=_typed(row["rounds"], "rounds", int),
         seconds=_interval(row, "seconds"),

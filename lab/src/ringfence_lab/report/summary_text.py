@@ -10,8 +10,8 @@ from ringfence_lab.bench.intervals import MIN_ROUNDS
 from ringfence_lab.bench.units import size_text
 from ringfence_lab.report.figure import (
     QUIET,
-    Figure,
     Missing,
+    Picture,
     Table,
     counted,
     counting,
@@ -36,7 +36,7 @@ from ringfence_lab.report.labels import (
     what,
 )
 from ringfence_lab.report.page import Chapter, Section
-from ringfence_lab.report.study import Cell, Study
+from ringfence_lab.report.study import CellSummary, Study
 
 TITLE: Final = "What protection costs here"
 INTRO: Final = (
@@ -58,7 +58,7 @@ _CELLS: Final = (
 )
 
 
-def chapter(study: Study, figures: Sequence[Figure | Missing]) -> Chapter:
+def chapter(study: Study, figures: Sequence[Picture | Missing]) -> Chapter:
     """Return the page of a study."""
     header = ("variant", "rounds", "time", "over Gloo", "CPU, all workers", "sent, all workers")
     cells = {_heading(cell): [_row(cell, name) for name in cell.lines] for cell in sorted(study.cells, key=order)}
@@ -75,14 +75,14 @@ def chapter(study: Study, figures: Sequence[Figure | Missing]) -> Chapter:
     )
 
 
-def _heading(cell: Cell) -> str:
+def _heading(cell: CellSummary) -> str:
     result = ""
     if SEALED in cell.lines and cell.lines[SEALED].ratio:
         result = f": ringfence is {verdict(cell)}" if cell.scored else f": {doubt(cell)}"
     return f"{fully(cell)} · Gloo / Gloo ±{cell.resolution:.2f}{result}"
 
 
-def _row(cell: Cell, variant: str) -> tuple[str, ...]:
+def _row(cell: CellSummary, variant: str) -> tuple[str, ...]:
     line = cell.lines[variant]
     times = (brief_interval(line.seconds), interval_text(line.ratio), brief(line.cpu_seconds))
     return variant_text(variant), str(line.rounds), *times, size_text(line.sent_bytes)
@@ -157,10 +157,10 @@ def limits(study: Study) -> list[str]:
     return found
 
 
-def _plain_steps(study: Study) -> list[Cell]:
+def _plain_steps(study: Study) -> list[CellSummary]:
     steps = having((cell for cell in study.cells if plain(cell) and is_step(cell)), SEALED)
     return distinct(steps, lambda cell: (what(cell), cell.workers))
 
 
-def _middle(cells: Iterable[Cell]) -> float:
+def _middle(cells: Iterable[CellSummary]) -> float:
     return statistics.median(ratio_of(cell).median for cell in cells)

@@ -11,9 +11,9 @@ from typing import Final
 
 from ringfence_lab.bench.names import TEE_BASELINE
 from ringfence_lab.bench.units import size_text
-from ringfence_lab.report.figure import Figure, Missing, Point, Table, grouped, having, over, point, ratio_of
+from ringfence_lab.report.figure import Missing, Picture, Point, Table, grouped, having, over, point, ratio_of
 from ringfence_lab.report.labels import cut_text, interval_text, percent, ratio_text
-from ringfence_lab.report.study import Cell, Study
+from ringfence_lab.report.study import CellSummary, Study
 
 KIND: Final = "gpu-tee"
 CONFIDENTIAL: Final = "confidential"
@@ -42,46 +42,46 @@ _READING: Final = (
 )
 _OPTIONS: Final = {"under": "time over the same step without a TEE", "band": "no TEE against itself"}
 
-Found = Sequence[Figure | Missing]
+Found = Sequence[Picture | Missing]
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 
-def steps(study: Study, *variants: str) -> list[Cell]:
+def steps(study: Study, *variants: str) -> list[CellSummary]:
     """Return the steps with the inputs of their preset that have these variants: of two dilations, with more cores in use."""
     places = grouped((cell for cell in study.cells if not cell.operation and not cell.changed), _place)
     found = [max(same, key=lambda cell: cell.load or 0) for same in places.values()]
     return sorted(having(found, *variants), key=order)
 
 
-def plain_steps(study: Study, *variants: str) -> list[Cell]:
+def plain_steps(study: Study, *variants: str) -> list[CellSummary]:
     """Return the steps on as many devices as were published on, with default buckets."""
     return [cell for cell in steps(study, *variants) if cell.workers == GPUS and cell.bucket_mb is None]
 
 
-def _place(cell: Cell) -> tuple[object, ...]:
+def _place(cell: CellSummary) -> tuple[object, ...]:
     """Return what a cell has in common with the same at another dilation."""
     return (cell.preset, cell.model, cell.operation, cell.size, cell.bucket_mb, cell.workers, cell.samples, cell.scaled)
 
 
-def order(cell: Cell) -> tuple[object, ...]:
+def order(cell: CellSummary) -> tuple[object, ...]:
     where = (cell.workers, cell.bucket_mb or 0)
     return (cell.preset or "", cell.operation or "", cell.size or 0, cell.model or "", *where)
 
 
-def presets(cells: Iterable[Cell]) -> list[str]:
+def presets(cells: Iterable[CellSummary]) -> list[str]:
     return sorted({cell.preset for cell in cells if cell.preset})
 
 
-def what(cell: Cell) -> str:
+def what(cell: CellSummary) -> str:
     """Return what was run, without the preset and the number of devices."""
     if cell.operation:
         return f"{'host-device copy' if cell.operation == 'copy' else 'all-reduce'}, {size_text(cell.size or 0)}"
     return f"{cell.model}" + (f", buckets of {cell.bucket_mb:g} MiB" if cell.bucket_mb else "")
 
 
-def fully(cell: Cell) -> str:
+def fully(cell: CellSummary) -> str:
     """Return the whole name of a cell."""
     parts = (
         what(cell),
@@ -93,7 +93,7 @@ def fully(cell: Cell) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def saved(cell: Cell, variant: str = ALL) -> float:
+def saved(cell: CellSummary, variant: str = ALL) -> float:
     """Return the share of the confidential step's time that a variant saves."""
     return 1 - over(cell, variant, CONFIDENTIAL)
 
@@ -119,7 +119,7 @@ def models(study: Study) -> Found:
     if largest := [cell for cell in cells if cell.model == LARGEST]:
         numbers["published"] = [{"label": _named(cell), **published} for cell in largest]
     reading = f"{_READING} Published: {LEE}, measured on other hardware."
-    return [Figure("tee-models", "across", title, says, reading, numbers, cells, options=_OPTIONS)]
+    return [Picture("tee-models", "across", title, says, reading, numbers, cells, options=_OPTIONS)]
 
 
 def switches(study: Study) -> Found:
@@ -133,7 +133,7 @@ def switches(study: Study) -> Found:
         f"{FASTRACK} publishes up to {100 * SAVED:.1f} % of the run time."
     )
     numbers = _series(cells, (CONFIDENTIAL, *SWITCHES, ALL))
-    return [Figure("tee-switches", "across", title, says, _READING, numbers, cells, options=_OPTIONS)]
+    return [Picture("tee-switches", "across", title, says, _READING, numbers, cells, options=_OPTIONS)]
 
 
 def ringfence(study: Study) -> Found:
@@ -152,14 +152,14 @@ def ringfence(study: Study) -> Found:
         "planner's figures for a trust domain."
     )
     numbers = _series(cells, (CONFIDENTIAL, SEALED))
-    return [Figure("tee-ringfence", "across", title, says, _READING, numbers, cells, options=_OPTIONS)]
+    return [Picture("tee-ringfence", "across", title, says, _READING, numbers, cells, options=_OPTIONS)]
 
 
-def _named(cell: Cell) -> str:
+def _named(cell: CellSummary) -> str:
     return f"{what(cell)}\n{cell.preset}, {cell.workers} devices"
 
 
-def _series(cells: Sequence[Cell], variants: Sequence[str]) -> dict[str, list[Point]]:
+def _series(cells: Sequence[CellSummary], variants: Sequence[str]) -> dict[str, list[Point]]:
     """Return the points of the variants that took part in any of the cells, by name."""
     found = {NAMES[name]: [point(_named(cell), cell, name) for cell in having(cells, name)] for name in variants}
     return {name: points for name, points in found.items() if points}

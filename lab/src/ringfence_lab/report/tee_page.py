@@ -8,10 +8,10 @@ from typing import Final
 from ringfence.errors import ConfigurationError
 from ringfence_lab.accelerator import tee as devices
 from ringfence_lab.report import tee
-from ringfence_lab.report.figure import Figure, Missing, Table, over, ratio_of
+from ringfence_lab.report.figure import Missing, Picture, Table, over, ratio_of
 from ringfence_lab.report.labels import brief, interval_text, percent, ratio_text
 from ringfence_lab.report.page import Chapter, Section
-from ringfence_lab.report.study import Cell, Study
+from ringfence_lab.report.study import CellSummary, Study
 
 TITLE: Final = "What GPU TEEs cost, simulated"
 INTRO: Final = (
@@ -45,7 +45,7 @@ _DISTANCES: Final = (
 )
 
 
-def chapter(study: Study, figures: Sequence[Figure | Missing]) -> Chapter:
+def chapter(study: Study, figures: Sequence[Picture | Missing]) -> Chapter:
     """Return the page of the cells on simulated GPU TEEs."""
     header = ("variant", "rounds", "simulated time", "over no TEE", "dilation", "cores", "late")
     cells = {_heading(cell): [_row(cell, name) for name in cell.lines] for cell in sorted(study.cells, key=tee.order)}
@@ -122,11 +122,11 @@ def inputs(study: Study) -> Table:
     return Table(("input", "value", "of what", "source"), groups)
 
 
-def _heading(cell: Cell) -> str:
+def _heading(cell: CellSummary) -> str:
     return f"{tee.fully(cell)}, dilated for {cell.load or 0:g} cores · no TEE / no TEE ±{cell.resolution:.2f}"
 
 
-def _row(cell: Cell, variant: str) -> tuple[str, ...]:
+def _row(cell: CellSummary, variant: str) -> tuple[str, ...]:
     line = cell.lines[variant]
     times = (brief(line.seconds.median), interval_text(line.ratio))
     late = percent(line.late_seconds / line.wall_seconds) if line.wall_seconds else "–"

@@ -10,7 +10,7 @@ from typing import Final
 from ringfence.config.private_files import replace_file
 from ringfence.errors import ConfigurationError
 from ringfence_lab.report import overhead, steps, summary_text, tee, tee_page
-from ringfence_lab.report.figure import Builder, Figure, Missing
+from ringfence_lab.report.figure import Builder, Missing, Picture
 from ringfence_lab.report.page import Chapter, page
 from ringfence_lab.report.study import Study, read
 
@@ -35,7 +35,7 @@ class Report:
     """The pages and figures that were written, and the figures that the study has no numbers for."""
 
     pages: list[Path]
-    figures: list[Figure]
+    figures: list[Picture]
     missing: list[Missing]
 
 
