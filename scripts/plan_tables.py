@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -66,16 +65,6 @@ def machines() -> str:
     return f"{markdown(shown)}\n\n{inside}"
 
 
-def traces() -> str:
-    """The errors of predictions from traces, as `ringfence plan traces --json` wrote them."""
-    found = json.loads((RESULTS / "traces.json").read_text())
-    titles = ("predicted from the trace", "predicted with `--step`", "were the sealed step as long as the recorded one")
-    rows = [[f"{len(found['cases'])} jobs", "median error", "worst error"]]
-    for title, each in zip(titles, (found, found["by_step"], found["unchanged"]), strict=True):
-        rows.append([title, share_text(each["median_error"]), share_text(each["worst_error"])])
-    return markdown(rows)
-
-
 def scale() -> str:
     """Sealing's overhead on 100 Gbit/s: as asked, with what can be set today, and with fewer synchronisations."""
     rows = [["model", "workers", "plaintext", "ringfence", "sealing", "tuned", "sealing then", "and seldom", "then"]]
@@ -98,7 +87,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "profiles": profiles,
     "validation": validation,
     "machines": machines,
-    "traces": traces,
     "scale": scale,
     "published": lambda: markdown(slowdown_rows()),
 }

@@ -27,7 +27,6 @@ from tests.unit import snp_records, tdx_records
 
 COLUMNS = 80
 ROOT = Path(__file__).parents[2]
-TRACES = ROOT / "lab" / "tests" / "data" / "traces"
 STUDY = str(ROOT / "docs" / "results" / "study")
 SNP, TDX = snp_records.FOLDER, tdx_records.FOLDER
 TURIN = (f"{SNP}/oak-turin_report.bin", "--certificate", f"{SNP}/oak-turin_vcek.der", "--at", "2026-01-01")
@@ -73,10 +72,6 @@ NORMAL: tuple[tuple[str, ...], ...] = (
     ("plan", "--model", "gpt5"),
     ("plan", "--hardware", "cray"),
     ("plan", "--workers", "16385"),
-    ("plan", "--trace", f"{TRACES}/ddp-rank0.json.gz", f"{TRACES}/ddp-rank1.json.gz"),
-    ("plan", "--trace", f"{TRACES}/nccl-hand-made.json", "--hardware", "h100-cc", "--workers", "8"),
-    ("plan", "--trace", f"{TRACES}/ddp-without-shapes-rank0.json.gz"),
-    ("plan", "--trace", f"{TRACES}/ddp-execution-trace-rank0.json.gz"),
     ("plan", "models"),
     ("plan", "hardware"),
     ("plan", "hardware", "h100-ppcie"),

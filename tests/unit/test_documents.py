@@ -103,11 +103,10 @@ def files_of_the_project() -> list[Path]:
 
 
 def recorded() -> set[Path]:
-    """What others' hardware said, what the fuzzer found, and compressed traces: bytes, not words."""
+    """What others' hardware said, and what the fuzzer found: bytes, not words."""
     evidence = {file for file in (ROOT / "tests/evidence").rglob("*") if file.name != "SOURCES.md"}
     found = {file for file in (ROOT / "tests/fuzz/found").iterdir() if file.suffix != ".md"}
-    traces = set((ROOT / "lab/tests/data/traces").glob("*.gz"))
-    return {file for file in evidence | found | traces if file.is_file() and file.suffix != ".pyc"}
+    return {file for file in evidence | found if file.is_file() and file.suffix != ".pyc"}
 
 
 def test_no_file_names_a_path_of_somebodys_machine() -> None:

@@ -52,17 +52,12 @@ def prepare(
 def _build(name: str) -> tuple[nn.Module, Batch]:
     import transformers
 
-    if name in ("resnet50", "resnet18"):
-        small: dict[str, Any] = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"}
-        config: dict[str, Any]
-        config, side = (small, 64) if name == "resnet18" else ({}, 224)
-        images = {"pixel_values": torch.randn(4, 3, side, side), "labels": torch.randint(1000, (4,))}
-        return transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000, **config)), images
-    if name in ("bert-base", "bert-mini"):
-        narrow = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-        config, words = ({"vocab_size": 8192, **narrow}, 8000) if name == "bert-mini" else ({}, 30_000)
-        tokens = torch.randint(words, (1, 128))
-        return transformers.BertForMaskedLM(transformers.BertConfig(**config)), {"input_ids": tokens, "labels": tokens}
+    if name == "resnet50":
+        images = {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(1000, (4,))}
+        return transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000)), images
+    if name == "bert-base":
+        tokens = torch.randint(30_000, (1, 128))
+        return transformers.BertForMaskedLM(transformers.BertConfig()), {"input_ids": tokens, "labels": tokens}
     tiny = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000} if name == "gpt2-tiny" else {}
     gpt2 = transformers.GPT2Config(**tiny)
     tokens = torch.randint(gpt2.vocab_size, (1, 128))

@@ -226,21 +226,6 @@ class Worker:
 
         return {name: self._timed(name, repeats, run) for name, repeats in turns}
 
-    def record(self, name: str, steps: int, folder: str) -> Message:
-        """Record steps of a variant with torch.profiler, one file for each rank; return its path."""
-        path = str(Path(folder) / f"rank{self.rank}.json.gz")
-        once = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
-        dist.barrier()
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, schedule=once
-        ) as profiler:
-            for _ in range(steps + 1):
-                self._steps[name]()
-                profiler.step()
-        profiler.export_chrome_trace(path)
-        dist.barrier()
-        return {"path": path}
-
 
 if __name__ == "__main__":
     run_worker(Worker)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli.further_commands import LAB
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
-from ringfence_lab.cli import plan_checks, plan_trace, plan_views
+from ringfence_lab.cli import plan_checks, plan_views
 from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.steps import SCHEDULES, STRATEGIES
 
@@ -37,8 +37,6 @@ Torch is not needed.
 
 The model is one of `plan models`, a number of parameters, or a list of tensor sizes: a JSON list or object of sizes or
 shapes, or a text with one such as 4096x11008 at the end of each line.
-
-Instead of a model, --trace takes a recorded run with NCCL or Gloo: computing and collectives come from the trace.
 """
 
 EXAMPLES = """\
@@ -47,7 +45,6 @@ examples:
   ringfence plan --parameters 7e9 --strategy fsdp
   ringfence plan --model llama-7b --sweep
   ringfence plan --model gpt2 --workers 8 --workers-per-machine 4
-  ringfence plan --trace rank0.json.gz rank1.json.gz --step 0.3
   ringfence plan models        the models with a name
   ringfence plan hardware      the profiles, and what in them is assumed
   ringfence plan published     predictions beside published figures
@@ -56,7 +53,6 @@ To predict for your own machine, measure it with `ringfence study`, then:
   ringfence plan calibrate --study study-results --to here.toml
   ringfence plan --model gpt2 --hardware here --workers 8 --compute 1.5
   ringfence plan validate --study study-results
-  ringfence plan traces --hardware here
 
 A prediction is worth what its inputs are worth: `ringfence plan hardware NAME` prints every figure with its source.
 """
@@ -82,18 +78,13 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "hardware": (run_hardware, "list the hardware profiles, or print one"),
         "calibrate": (run_calibrate, "make a profile of this machine from a study"),
         "validate": (run_validate, "compare predictions with a study"),
-        "traces": (run_traces, "record traces here, predict the sealed steps and measure them"),
         "published": (run_published, "predictions beside published figures"),
     }.items():
         other = others.add_parser(name, help=about)
         if name == "hardware":
             other.add_argument("name", nargs="?", help="a profile's name or file")
-        elif name == "traces":
-            _add_hardware(other)
         elif name in ("calibrate", "validate"):
             _add_study(other, name)
-        if name == "traces":
-            plan_trace.add_check(other)
         _add_json(other)
         other.set_defaults(run=run)
 
@@ -103,17 +94,10 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", metavar="NAME", help=f"a model of `plan models` (default: {_DEFAULT_MODEL})")
     group.add_argument("--parameters", type=_number, metavar="N", help="only its number of parameters, such as 7e9")
     group.add_argument("--tensors", type=Path, metavar="FILE", help="a list of tensor sizes or shapes, as text or JSON")
-    group.add_argument(
-        "--trace",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="a recorded job: what torch.profiler or its ExecutionTraceObserver wrote, .json or .json.gz, of one or more ranks",
-    )
     parser.add_argument(
         "--tokens", type=_count, metavar="N", help="of a sample, unless --model is given (default: 2048)"
     )
-    parser.add_argument("--workers", type=_workers, metavar="N", help="up to 16,384 (default: 64, or the trace's)")
+    parser.add_argument("--workers", type=_workers, metavar="N", default=64, help="up to 16,384 (default: 64)")
     parser.add_argument(
         "--workers-per-machine",
         type=_count,
@@ -123,9 +107,6 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step (default: 8)")
     parser.add_argument(
         "--compute", type=float, metavar="SECONDS", help="of a step without communication, if you know it"
-    )
-    parser.add_argument(
-        "--step", type=float, metavar="SECONDS", help="of the traced job without the profiler, as its own log says"
     )
     parser.add_argument(
         "--dtype",
@@ -192,14 +173,8 @@ def run_plan(options: argparse.Namespace) -> int:
     from ringfence_lab.plan.recommend import WORKERS, plan, sweep
 
     profile = _with_machines(find_hardware(options.hardware), options.workers_per_machine)
-    for name in ("compute", "step"):
-        given = getattr(options, name)
-        if given is not None and not 0 < given < math.inf:
-            raise ConfigurationError(f"--{name} is a finite number of seconds above zero")
-    if options.step is not None and (options.trace is None or options.compute is not None):
-        raise ConfigurationError("--step goes with --trace, in place of --compute: it is the step of the traced job")
-    if options.trace is not None:
-        return plan_trace.run(options, profile)
+    if options.compute is not None and not 0 < options.compute < math.inf:
+        raise ConfigurationError("--compute is a finite number of seconds above zero")
     question = _question(options)
     plans = list(_watched(sweep(profile, question), len(WORKERS))) if options.sweep else [plan(profile, question)]
     if options.json:
@@ -280,16 +255,6 @@ def run_validate(options: argparse.Namespace) -> int:
     found = validate(rows, options.seed, cores)
     print(json.dumps(found.as_json(), indent=2) if options.json else plan_checks.validation_text(found))
     return 0
-
-
-def run_traces(options: argparse.Namespace) -> int:
-    """Check predictions from traces on this machine."""
-    profile = find_hardware(options.hardware)
-    if "ringfence" not in profile.variants:
-        raise ConfigurationError(
-            f"{profile.name} is not this machine: make its profile with `ringfence plan calibrate`, then give --hardware here"
-        )
-    return plan_trace.run_check(options, profile)
 
 
 def _preset(rows: list[dict[str, Any]], asked: str | None) -> str | None:
@@ -378,7 +343,7 @@ def _question(options: argparse.Namespace) -> Question:
             raise ConfigurationError(f"--{wanted.replace('_', '-')} does not apply to --strategy {options.strategy}")
     return Question(
         model=model_of(options),
-        workers=64 if options.workers is None else options.workers,
+        workers=options.workers,
         cap_mib=options.bucket_cap_mb,
         bytes_each=width[options.dtype],
         samples=options.samples,
