@@ -3,7 +3,7 @@
     docs/results ─► read ─┬► TABLES ──► between markers in the PAGES of a module
                           └► pictures ─► docs/figures/*.svg
 
-Each module is one kind of marker: costs (`figures`), gpu_tee, admission and recovery. It is a script and no command
+Each module is one kind of marker: costs (`figures`), gpu_tee, admission, recovery and plan. It is a script and no command
 of ringfence, because it writes this repository's documents; its charts are those of `ringfence report`. Every picture has a
 digest of the numbers it was drawn from, so that a stale one is found without drawing it.
 """

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from ringfence_lab.report.figure import Picture, digest
 from scripts import generated
-from scripts.page import FIGURES, RESULTS, admission, costs, gpu_tee, recovery
+from scripts.page import FIGURES, RESULTS, admission, costs, gpu_tee, plan, recovery
 
-MODULES: Final = (costs, gpu_tee, admission, recovery)
+MODULES: Final = (costs, gpu_tee, admission, recovery, plan)
 
 
 def filled(module: ModuleType, text: str, found: Any) -> str:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +76,7 @@ def keys(name: str) -> str:
         (f"`{each['name']}`", FORMS[each["form"]], each["meaning"].replace("\n", " "), each.get("default", "required"))
         for each in POLICY_KEYS[name]
     ]
-    return f'<div class="keys" markdown>\n\n{table(("key", "value", "meaning", "default"), rows)}\n\n</div>'
+    return f'<div class="keys" markdown>\n\n{generated.table(("key", "value", "meaning", "default"), rows)}\n\n</div>'
 
 
 def error_classes() -> str:
@@ -94,11 +94,6 @@ def classes(base: type, depth: int) -> Iterator[tuple[type, int]]:
     for each in derived:
         if each.__module__ == errors.__name__:
             yield from classes(each, depth + 1)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 PARTS: Final[dict[str, Callable[[], str]]] = {

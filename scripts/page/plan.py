@@ -1,9 +1,8 @@
-"""Writes the tables of docs/guides/plan.md from docs/results: `python -m scripts.plan_tables [--check]`."""
+"""The guide of the planner: its profiles, how far it is from the studies in docs/results, and what it predicts at scale."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,28 +15,31 @@ from ringfence_lab.plan.calibrate import calibrate
 from ringfence_lab.plan.recommend import plan
 from ringfence_lab.plan.steps import Question
 from ringfence_lab.plan.validate import validate
-from scripts import generated
+from scripts.generated import table
+from scripts.page import ROOT
 
-ROOT: Final = Path(__file__).parents[1] / "docs"
-PAGE: Final = ROOT / "guides" / "plan.md"
-RESULTS: Final = ROOT / "results"
+KIND: Final = "plan"
+PAGES: Final = (ROOT / "docs" / "guides" / "plan.md",)
+
+
+def read(results: Path) -> Path:
+    return results
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *others = rows
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *others))
+    return table(rows[0], rows[1:])
 
 
-def profiles() -> str:
+def profiles(_: Path) -> str:
     rows = [["profile", "what it is", "figures assumed"]]
     for profile in map(hardware.load, hardware.names()):
         rows.append([f"`{profile.name}`", profile.title, f"{len(profile.assumed())} of {len(hardware.FIGURES)}"])
     return markdown(rows)
 
 
-def validation() -> str:
+def validation(results: Path) -> str:
     """The errors in the study of one machine."""
-    rows, cores, _ = read_study(RESULTS / "study", None)
+    rows, cores, _ = read_study(results / "study", None)
     found = validate(rows, 0, cores)
     shown = [["predicted", "scored cells", "of", "median error", "worst error"]]
     for name, count, *errors in verified(found):
@@ -46,9 +48,9 @@ def validation() -> str:
     return f"Over {found.scored_cells} scored cells of {found.cells}:\n\n{markdown(shown)}"
 
 
-def machines() -> str:
+def machines(results: Path) -> str:
     """The errors in the study of machines with several workers, and what it calibrates to."""
-    rows, cores, _ = read_study(RESULTS / "machines", None)
+    rows, cores, _ = read_study(results / "machines", None)
     lines = validate(rows, 0, cores).lines
     shown = [["predicted", "cells", "median error", "worst error"]]
     for title, chosen in (("scored cells", [line for line in lines if line.scored]), ("all cells", lines)):
@@ -65,7 +67,7 @@ def machines() -> str:
     return f"{markdown(shown)}\n\n{inside}"
 
 
-def scale() -> str:
+def scale(_: Path) -> str:
     """Sealing's overhead on 100 Gbit/s: as asked, with what can be set today, and with fewer synchronisations."""
     rows = [["model", "workers", "plaintext", "ringfence", "sealing", "tuned", "sealing then", "and seldom", "then"]]
     for name in ("bert-large", "gpt2-xl", "llama-7b"):
@@ -83,22 +85,10 @@ def scale() -> str:
     return markdown(rows)
 
 
-TABLES: Final[dict[str, Callable[[], str]]] = {
+TABLES: Final[dict[str, Callable[[Path], str]]] = {
     "profiles": profiles,
     "validation": validation,
     "machines": machines,
     "scale": scale,
-    "published": lambda: markdown(slowdown_rows()),
+    "published": lambda _: markdown(slowdown_rows()),
 }
-
-
-def filled(text: str) -> str:
-    """Return the text with a fresh table at each marker."""
-    return generated.filled(text, "plan", lambda name: TABLES[name]())
-
-
-if __name__ == "__main__":
-    fresh = filled(kept := PAGE.read_text())
-    if "--check" not in sys.argv:
-        PAGE.write_text(fresh)
-    sys.exit("--check" in sys.argv and fresh != kept)
