@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ringfence_lab.cli import plan_counts
 from ringfence_lab.cli.plan import read_study
 from ringfence_lab.cli.plan_checks import slowdown_rows, verified
 from ringfence_lab.cli.plan_views import seconds_text, share_text
@@ -15,6 +16,7 @@ from ringfence_lab.plan.calibrate import calibrate
 from ringfence_lab.plan.recommend import plan
 from ringfence_lab.plan.steps import Question
 from ringfence_lab.plan.validate import validate
+from ringfence_lab.report.figure import Picture
 from scripts.generated import table
 from scripts.page import ROOT
 
@@ -85,7 +87,32 @@ def scale(_: Path) -> str:
     return markdown(rows)
 
 
+_COUNTED: Final = ("all_reduce", "reduce_scatter", "all_gather")
+_SIZE: Final = 25 << 20
+
+
+def counts(_: Path) -> str:
+    """What one worker does in a collective of 25 MiB, by the number of workers."""
+    shown: list[Sequence[str]] = [("collective", *plan_counts.HEADER)]
+    for name in _COUNTED:
+        found = plan_counts.counted(name, _SIZE, 1, (8, 64, 1024, 16_384))
+        shown += [(name.replace("_", "-"), *row) for row in plan_counts.rows(name, _SIZE, 1, found)]
+    return markdown(shown)
+
+
+def pictures(_: Path) -> list[Picture]:
+    numbers: dict[str, dict[str, list[dict[str, object]]]] = {"seals and opens": {}, "rounds": {}}
+    for name in _COUNTED:
+        for workers, each in plan_counts.counted(name, _SIZE, 1, tuple(4**power for power in range(1, 8))):
+            for title, figure in (("seals and opens", each.seals + each.opens), ("rounds", each.rounds)):
+                point = {"label": f"{workers:,}", "figure": [figure] * 3, "scored": True}
+                numbers[title].setdefault(name.replace("_", "-"), []).append(point)
+    options = {"what": "figure", "left": "of one worker", "log": False, "under": "workers"}
+    return [Picture("counts", "panels", "A collective of 25 MiB", "", "", numbers, (), options=options)]
+
+
 TABLES: Final[dict[str, Callable[[Path], str]]] = {
+    "counts": counts,
     "profiles": profiles,
     "validation": validation,
     "machines": machines,

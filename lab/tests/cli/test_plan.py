@@ -264,3 +264,12 @@ def test_mistakes_are_reported_with_a_remedy(arguments: list[str], says: str, tm
     assert done.returncode == 2
     assert says in done.stderr
     assert (tmp_path / "taken.toml").read_text() == "mine"
+
+
+def test_counts_are_those_of_the_schedules() -> None:
+    text = bare("plan", "counts", "--collective", "all_gather", "--size", "1GiB", "--workers-per-machine", "8").stdout
+    assert "16,384" in text and "0.15%" in text
+    found = answered("plan", "counts")
+    assert [each["workers"] for each in found] == [1 << power for power in range(1, 15)]
+    assert found[-1]["rounds"] == 28 and found[-1]["device_copies"] == 4
+    assert "whole number of float32" in bare("plan", "counts", "--size", "3").stderr

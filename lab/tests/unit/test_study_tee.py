@@ -58,7 +58,7 @@ def test_each_input_is_halved_and_doubled_and_nothing_else_changes() -> None:
     assert (few.settings["samples"], many.settings["samples"]) == (2, 8)
     assert many.settings["compute"] == pytest.approx(4 * few.settings["compute"])
     assert many.settings["tee"] == base.settings["tee"]
-    assert (half.settings["host_cores"], two.settings["host_cores"]) == (0.5, 2.0)
+    assert (half.settings["host_cores"], two.settings["host_cores"]) == (4.0, 16.0)
     assert len({cell.name for cell in (base, *cells)}) == 7
 
 
@@ -72,7 +72,9 @@ def test_a_larger_dilation_is_chosen_where_fewer_cores_may_be_used() -> None:
 def test_the_estimate_of_cores_is_at_most_what_was_asked_for(preset: str) -> None:
     cell = one(STEP.replace("h100", preset))
     for name, dilation in cell.settings["dilations"].items():
-        simulated = tee_cost.simulated(name, tee_of(name, cell.settings["tee"]), 4, cell.trace, None, 1.0)
+        simulated = tee_cost.simulated(
+            name, tee_of(name, cell.settings["tee"]), 4, cell.trace, None, tee_cost.HOST_CORES
+        )
         cores = tee_cost.work(name, 4, cell.trace, None) / (dilation * simulated)
         assert cores <= 0.6 * 1.06, name
         assert cores > 0.2, name
@@ -80,9 +82,10 @@ def test_the_estimate_of_cores_is_at_most_what_was_asked_for(preset: str) -> Non
 
 def test_the_rate_of_a_host_is_dilated_like_its_devices() -> None:
     settings = one(STEP).settings
-    rate = tee_cost.host_rate(1.0)
-    assert rate == pytest.approx(1 / 0.695e-9)  # seal, open, send, receive and add of the planner's profile
-    dilated = 8 * rate / settings["dilations"]["ringfence"] / 1e6
+    assert tee_cost.host_rate(1.0) == pytest.approx(
+        1 / 0.695e-9
+    )  # seal, open, send, receive, add: the planner's profile
+    dilated = 8 * tee_cost.host_rate(tee_cost.HOST_CORES) / settings["dilations"]["ringfence"] / 1e6
     assert settings["rate"] == f"{dilated:.0f}mbit"
 
 

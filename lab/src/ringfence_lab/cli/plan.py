@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli.further_commands import LAB
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
-from ringfence_lab.cli import plan_checks, plan_views
+from ringfence_lab.cli import plan_checks, plan_counts, plan_views
 from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.steps import SCHEDULES, STRATEGIES
 
@@ -48,6 +48,7 @@ examples:
   ringfence plan models        the models with a name
   ringfence plan hardware      the profiles, and what in them is assumed
   ringfence plan published     predictions beside published figures
+  ringfence plan counts        what a worker does in a collective, by the number of workers
 
 To predict for your own machine, measure it with `ringfence study`, then:
   ringfence plan calibrate --study study-results --to here.toml
@@ -79,9 +80,12 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "calibrate": (run_calibrate, "make a profile of this machine from a study"),
         "validate": (run_validate, "compare predictions with a study"),
         "published": (run_published, "predictions beside published figures"),
+        "counts": (plan_counts.run, "what a collective costs one worker of 2 to 16,384: rounds, seals, bytes, copies"),
     }.items():
         other = others.add_parser(name, help=about)
-        if name == "hardware":
+        if name == "counts":
+            plan_counts.add_to(other)
+        elif name == "hardware":
             other.add_argument("name", nargs="?", help="a profile's name or file")
         elif name in ("calibrate", "validate"):
             _add_study(other, name)

@@ -1,0 +1,77 @@
+"""`ringfence plan counts`: what a collective costs one worker, by the number of workers, counted in the schedules."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from ringfence.cli.terminal import table, wrap
+from ringfence.collectives import Collective
+from ringfence.collectives.counts import Counts, count
+from ringfence_lab.bench.units import bytes_of, size_text
+from ringfence_lab.plan.schedules import machines_of
+
+WORKERS: Final = tuple(1 << power for power in range(1, 15))  # 2 to 16,384
+KINDS: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
+HEADER: Final = ("workers", "rounds", "messages", "seals", "opens", "sent", "over least", "links", "scratch", "copies")
+_HALVES: Final = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+ABOUT: Final = (
+    "rounds: messages that wait for each other, in a pass. seals, opens: segments. sent: bytes between machines, as frames. "
+    "over least: above the fewest possible. copies: to and from a device, if the tensors are on one."
+)
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("--collective", choices=KINDS, default="all_reduce", help="default: all_reduce")
+    parser.add_argument("--size", type=_size, default=25 << 20, metavar="SIZE", help="of its tensor; default: 25MiB")
+    parser.add_argument("--workers-per-machine", type=int, default=1, metavar="N", help="default: 1")
+    parser.set_defaults(run=run)
+
+
+def _size(text: str) -> int:
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table."""
+    found = counted(options.collective, options.size, options.workers_per_machine)
+    if options.json:
+        print(json.dumps([{"workers": workers, **each._asdict()} for workers, each in found], indent=2))
+        return 0
+    print(table([HEADER, *rows(options.collective, options.size, options.workers_per_machine, found)]))
+    print(f"\n{wrap(ABOUT)}")
+    return 0
+
+
+def counted(collective: str, size: int, per_machine: int, workers: Sequence[int] = WORKERS) -> list[tuple[int, Counts]]:
+    """Return the counts of one worker on a device, for each number of workers."""
+    kind = Collective[collective.upper()]
+    return [
+        (
+            each,
+            count(
+                kind, each, size // (4 * each) * 4 * each or size, machines=machines_of(each, per_machine), device=True
+            ),
+        )
+        for each in workers
+        if each >= per_machine
+    ]
+
+
+def rows(collective: str, size: int, per_machine: int, found: Sequence[tuple[int, Counts]]) -> list[list[str]]:
+    """Return the rows of the table as text."""
+    shown = []
+    for workers, each in found:
+        machines = workers // per_machine
+        least = _HALVES.get(collective, 0) * size / per_machine * (machines - 1) / machines
+        over = f"{each.wire / least - 1:.2%}" if least else "-"
+        figures = (each.rounds, each.messages, each.seals, each.opens)
+        last = (f"{each.links}", size_text(each.scratch), f"{each.device_copies:,}")
+        shown.append([f"{workers:,}", *(f"{figure:,}" for figure in figures), size_text(each.wire), over, *last])
+    return shown
