@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from ringfence_lab.report import study, tee
-from ringfence_lab.report.figure import Picture, Table
+from ringfence_lab.report.figure import Picture, Table, over, ratio_of
+from ringfence_lab.report.labels import order, ratio_text
 from ringfence_lab.report.page import machine_text
 from ringfence_lab.report.study import Study
 from ringfence_lab.report.tee_page import headline, inputs, summary
 from ringfence_lab.report.write import TEE_BUILDERS
 from scripts.generated import table
-from scripts.page import ROOT
+from scripts.page import RESULTS, ROOT
 
 KIND: Final = "gpu-tee"
 PAGES: Final = (ROOT / "docs" / "benchmarks" / "gpu-tee.md",)
@@ -49,7 +50,23 @@ def _summary(found: Study) -> str:
     return "\n".join([f"**{headline(found)}**", "", *(f"- {each}" for each in summary(found)), "", about])
 
 
+def _again(_: Study) -> str:
+    """ringfence beside hop by hop, as it is now."""
+    found = study.read(RESULTS / "gpu-tee-ringfence")
+    rows = []
+    for cell in sorted(found.cells, key=lambda cell: (-(cell.host_cores or 0), order(cell))):
+        bucket = "default" if cell.bucket_mb is None else f"{cell.bucket_mb:g} MiB"
+        ratios = (ratio_text(ratio_of(cell, name).median) for name in (tee.CONFIDENTIAL, tee.SEALED))
+        beside = f"{over(cell, tee.SEALED, tee.CONFIDENTIAL):.2f}"
+        rows.append(
+            [f"{cell.model}", f"{cell.preset}", bucket, f"{cell.workers}", f"{cell.host_cores:g}", *ratios, beside]
+        )
+    header = ("model", "preset", "buckets", "devices", "cores", "hop by hop", "ringfence", "over hop by hop")
+    return f"{table(header, rows)}\n\n`{found.command}`, {found.days}."
+
+
 TABLES: Final[dict[str, Callable[[Study], str]]] = {
+    "again": _again,
     "summary": _summary,
     "distances": lambda found: _table(tee.distances(found)),
     "tee-models": lambda found: _figure("tee-models", found),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringfence.collectives import Buffer, Collective, passes
+from ringfence.collectives import Buffer, Collective, Thresholds, passes
 from ringfence.keys import KEY_PHASE_SHIFT, SEGMENT_BYTES
 from ringfence.link.seal import Opener, Sealer
 from tests.memory_cluster import World, all_reduce
@@ -52,6 +52,17 @@ def test_collectives_return_correct_results(kind: Collective, size: int) -> None
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Collective.BARRIER], ids=name_of)
 def test_collectives_over_several_segments_and_passes(kind: Collective, count: int) -> None:
     check(World(3), kind, count if kind is not Collective.ALL_REDUCE else 3 * count - 1, root=1)
+
+
+@pytest.mark.parametrize("size", [12, 33, pytest.param(256, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", [Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER], ids=name_of)
+def test_many_workers_halve_and_double(kind: Collective, size: int) -> None:
+    """Parts together and apart, in one pass and in several, with sealed links between real engines."""
+    whole = 300_000 if size < 256 else 150_000  # elements of 8 bytes: more than a pass
+    for table in (Thresholds(), Thresholds(apart_bytes=0)) if size < 256 else (Thresholds(),):
+        check(
+            World(size, table=table, capacity=1 << 20), kind, whole if kind is Collective.ALL_REDUCE else whole // size
+        )
 
 
 @pytest.mark.parametrize("capacity", [50, 1000, 70_000])

@@ -62,7 +62,8 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--grid",
         type=Path,
         metavar="FILE",
-        help="a grid of your own, in TOML, or one that is built in: default, quick, machines, machines-few or gpu-tee",
+        help="a grid of your own, in TOML, or one that is built in: "
+        "default, quick, machines, machines-few, gpu-tee or gpu-tee-ringfence",
     )
     grid.add_argument("--quick", action="store_true", help="a small grid: about a minute")
     study.add_argument("--list", action="store_true", help="print the cells and an estimate, and measure nothing")

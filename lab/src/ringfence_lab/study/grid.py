@@ -41,7 +41,7 @@ _VARIANTS: Final = {
 }
 
 
-BUILT_IN: Final = ("default", "quick", "machines", "machines-few", "gpu-tee")
+BUILT_IN: Final = ("default", "quick", "machines", "machines-few", "gpu-tee", "gpu-tee-ringfence")
 
 
 def built_in(name: str) -> list[Cell]:
