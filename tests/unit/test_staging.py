@@ -42,10 +42,8 @@ def test_a_region_brings_what_a_pass_takes_of_every_part(
 ) -> None:
     """Of one tensor that is divided into parts, byte by byte; from there, all passes bring it back."""
     random = torch.Generator().manual_seed(elements)
-    tensor, copy = (
-        DeviceTensor(torch.randint(0, 99, (7 + elements * parts,), generator=random).to(dtype), True, True, dtype, 1)
-        for _ in range(2)
-    )
+    stored = (torch.randint(0, 99, (10 + elements * parts,), generator=random).to(dtype) for _ in range(2))
+    tensor, copy = (DeviceTensor(each[3:], True, True, dtype, 1) for each in stored)  # not at the start of its storage
     for bound in (tensor, copy):
         bound.begin()
     assert tensor.flat is not None and copy.flat is not None

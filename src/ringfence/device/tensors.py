@@ -101,10 +101,12 @@ class Slice(NamedTuple):
 
     def on_device(self) -> torch.Tensor:
         """Return the memory on the device."""
-        assert self.tensor.flat is not None
+        flat = self.tensor.flat
+        assert flat is not None
         if self.parts == 1:
-            return self.tensor.flat[self.start : self.start + self.length]
-        return self.tensor.flat.as_strided((self.parts, self.length), (self.stride, 1), self.start)
+            return flat[self.start : self.start + self.length]
+        first = flat.storage_offset() + self.start  # `as_strided` counts from the beginning of the storage
+        return flat.as_strided((self.parts, self.length), (self.stride, 1), first)
 
 
 class Region(NamedTuple):
