@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.collectives import Buffer, Collective
 from ringfence.collectives.passes import OF_ONE_TENSOR, passes
+from ringfence.device import tensors as staging_tensors
 from ringfence.device.collective import _lay_out
 from ringfence.device.slots import SLOT_BYTES, SLOTS, SlotRing
-from ringfence.device.tensors import DeviceTensor, Region, Slice
+from ringfence.device.tensors import DeviceTensor, Region, Slice, joined
 
 DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.complex128)
 
@@ -70,6 +72,30 @@ def test_a_region_of_several_tensors_is_packed_and_unpacked() -> None:
     host.view(torch.float32).mul_(10)
     Region(host, slices).to_device()
     assert [each.flat.tolist() for each in tensors if each.flat is not None] == [[0, 10, 20], [], [0, 10, 20, 30, 40]]
+
+
+def test_neighbours_of_one_tensor_are_one_slice() -> None:
+    """So an all-to-all of one tensor packs nothing."""
+    tensor, other = (DeviceTensor(torch.arange(10.0), True, True, torch.float32, 1) for _ in range(2))
+    parts = [Slice(tensor, 0, 4), Slice(tensor, 4, 4), Slice(tensor, 8, 2), Slice(other, 0, 2), Slice(other, 3, 1)]
+    assert joined(parts) == [Slice(tensor, 0, 10), Slice(other, 0, 2), Slice(other, 3, 1)]
+    assert joined([]) == []
+
+
+def test_more_than_a_slot_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take as much memory on the device again."""
+    monkeypatch.setattr(staging_tensors, "PASS_BYTES", 16)
+    monkeypatch.setattr(torch, "cat", None)
+    tensors = [DeviceTensor(torch.arange(n, dtype=torch.float32), True, True, torch.float32, 1) for n in (3, 5)]
+    for each in tensors:
+        each.begin()
+    host = torch.empty(32, dtype=torch.uint8)
+    region = Region(host, [Slice(each, 0, each.outline.numel()) for each in tensors])
+    region.to_host()
+    assert host.view(torch.float32).tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    host.view(torch.float32).mul_(10)
+    region.to_device()
+    assert [each.flat.tolist() for each in tensors if each.flat is not None] == [[0, 10, 20], [0, 10, 20, 30, 40]]
 
 
 def test_buffers_that_are_the_same_memory_have_one_place_in_a_slot() -> None:

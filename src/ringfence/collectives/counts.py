@@ -18,7 +18,7 @@ from ringfence.link.frames import FORWARD_OVERHEAD, HOP_OVERHEAD
 from ringfence.link.segments import segment_count
 from ringfence.machines import Machines
 
-PASSES_AT_ONCE: Final = 4  # of one group: scratch and staging memory is for so many
+PASSES_AT_ONCE: Final = 4  # of one group and channel: scratch and staging memory is for so many
 
 
 class Counts(NamedTuple):
@@ -77,7 +77,8 @@ def count(
         rounds=rounds_of(ScheduleId(schedule.identifier), size, machines),
         links=passes.channels * len(used),
         peers=len({peer for _, peer in used}),
-        scratch=_scratch(kind, schedule, min(passes.each, longest), width) * min(PASSES_AT_ONCE, passes.number),
+        scratch=_scratch(kind, schedule, min(passes.each, longest), width)
+        * min(PASSES_AT_ONCE * passes.channels, passes.number),
         device_copies=ways * passes.number if device else 0,
         passes=passes.number,
     )

@@ -14,7 +14,7 @@ from ringfence.collectives.passes import OF_ONE_TENSOR, Parts, Views
 from ringfence.device.call import Reports, StagedCall
 from ringfence.device.device_thread import DeviceThread
 from ringfence.device.slots import SLOT_BYTES, Slot
-from ringfence.device.tensors import DeviceTensor, Region, Slice
+from ringfence.device.tensors import DeviceTensor, Region, Slice, joined
 from ringfence.runtime import staging_times
 
 _ALIGNED: Final = 64  # where a region begins in a slot: a multiple of every element's size
@@ -143,7 +143,7 @@ class StagedCollective(StagedCall):
             views[buffer] = self._host_views(slot, offsets[buffer], buffer, slices)
             host = slot.tensor[offsets[buffer] : offsets[buffer] + _nbytes(slices)] if slot else None
             if host is not None and len(host):
-                regions.setdefault(offsets[buffer], Region(host, slices))
+                regions.setdefault(offsets[buffer], Region(host, joined(slices)))
         if slot is not None:
             self._slots[index] = slot
             self._queue.slots_held += 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
+from ringfence.collectives.passes import PASS_BYTES
 from ringfence.dataplane.buffers import Lease
 
 
@@ -131,23 +133,36 @@ class Region(NamedTuple):
     def to_host(self) -> None:
         """Copy to the host, on the current stream. What is not contiguous is packed on the device first."""
         self.check()
-        packed = [each.on_device().reshape(-1) for each in self.slices]
-        self._typed.copy_(packed[0] if len(packed) == 1 else torch.cat(packed), non_blocking=True)
+        if self._is_copied_one_by_one:
+            for host, each in self._pairs():
+                host.copy_(each.reshape(-1), non_blocking=True)
+        else:
+            packed = [each.on_device().reshape(-1) for each in self.slices]
+            self._typed.copy_(packed[0] if len(packed) == 1 else torch.cat(packed), non_blocking=True)
 
     def to_device(self) -> None:
         """Copy to the device, on the current stream. What is not contiguous is unpacked there."""
         self.check()
-        target = self.slices[0].on_device()
-        if len(self.slices) == 1 and target.is_contiguous():
-            target.view(-1).copy_(self._typed, non_blocking=True)
-            return
-        packed = torch.empty(self._typed.shape, dtype=self._typed.dtype, device=target.device)
-        packed.copy_(self._typed, non_blocking=True)
+        source = self._typed
+        if not self._is_copied_one_by_one:
+            source = torch.empty(source.shape, dtype=source.dtype, device=self.slices[0].on_device().device)
+            source.copy_(self._typed, non_blocking=True)
+        for each, target in self._pairs(source):
+            target.copy_(each.view(target.shape), non_blocking=True)
+
+    @property
+    def _is_copied_one_by_one(self) -> bool:
+        """Whether nothing is packed: one slice, or more than a slot holds, which would take as much memory on the device."""
+        one = len(self.slices) == 1 and self.slices[0].on_device().is_contiguous()
+        return one or len(self.host) > PASS_BYTES
+
+    def _pairs(self, flat: torch.Tensor | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The part of host memory, or of its copy, that belongs to each slice, and the slice on the device."""
         end = 0
         for each in self.slices:
             target = each.on_device()
             begin, end = end, end + target.numel()
-            target.copy_(packed[begin:end].view(target.shape))
+            yield (self._typed if flat is None else flat)[begin:end], target
 
     @property
     def _typed(self) -> torch.Tensor:
@@ -160,3 +175,20 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def joined(slices: list[Slice]) -> list[Slice]:
+    """The same elements in the same order, with neighbours in one slice."""
+    found: list[Slice] = []
+    for each in slices:
+        last = found[-1] if found else None
+        if (
+            last
+            and last.tensor is each.tensor
+            and last.parts == each.parts == 1
+            and last.start + last.length == each.start
+        ):
+            found[-1] = Slice(last.tensor, last.start, last.length + each.length)
+        else:
+            found.append(each)
+    return found

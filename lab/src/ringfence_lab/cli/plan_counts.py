@@ -25,7 +25,9 @@ ABOUT: Final = (
 
 def add_to(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--collective", choices=KINDS, default="all_reduce", help="default: all_reduce")
+    parser.add_argument(
+        "--collective", choices=KINDS, default=KINDS[0], metavar="OP", help=f"{', '.join(KINDS)}; default: {KINDS[0]}"
+    )
     parser.add_argument("--size", type=_size, default=25 << 20, metavar="SIZE", help="of its tensor; default: 25MiB")
     parser.add_argument("--workers-per-machine", type=int, default=1, metavar="N", help="default: 1")
     parser.set_defaults(run=run)

@@ -148,8 +148,8 @@ def callback(at: Setting) -> bool:
 
 
 def strided(at: Setting) -> bool:
-    """The temporary copy is allocated on the stream that is held back, while results for it already arrive."""
-    source, count = at.size - 1, 10 * COUNT
+    """The temporary copy is allocated on the stream that is held back, while results of the first passes already arrive."""
+    source, count = at.size - 1, 25 * COUNT
     if at.rank == source:
         dist.broadcast(full(at, 4, count), source)
         return True
