@@ -54,13 +54,13 @@ def test_collectives_over_several_segments_and_passes(kind: Collective, count: i
     check(World(3), kind, count if kind is not Collective.ALL_REDUCE else 3 * count - 1, root=1)
 
 
-@pytest.mark.parametrize("size", [9, 17, pytest.param(256, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("size", [9, 17])
 @pytest.mark.parametrize("kind", [Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER], ids=name_of)
 def test_many_workers_halve_and_double(kind: Collective, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts together and apart, in several passes, with sealed links between real engines."""
     monkeypatch.setattr(passes, "PASS_BYTES", 32 << 10)
     whole = 10_000  # elements of 8 bytes
-    for apart in (1 << 30, 0) if size < 256 else (1 << 30,):
+    for apart in (1 << 30, 0):
         world = World(size, table=Thresholds(small=0, ring_group=0, apart_bytes=apart), capacity=1 << 20)
         check(world, kind, whole if kind is Collective.ALL_REDUCE else whole // size)
 
