@@ -81,6 +81,13 @@ def test_inside_a_machine_nothing_is_sealed() -> None:
     assert are_even(machines_of(16, 8))
 
 
+def test_device_copies_of_every_collective() -> None:
+    """In one pass: down for what is read, up for what is written. Rank 0 is the root; a barrier has no tensors."""
+    found = {kind: count(kind, 8, MIB, device=True).device_copies for kind in Collective}
+    once = (Collective.BROADCAST, Collective.GROUP_OPENING)
+    assert found == {kind: 0 if kind is Collective.BARRIER else 1 if kind in once else 2 for kind in Collective}
+
+
 def test_large_groups_need_few_steps() -> None:
     for identifier in (ScheduleId.ALL_REDUCE_HALVING, ScheduleId.REDUCE_SCATTER_HALVING):
         assert len(build.__wrapped__(identifier, 16384, 7).steps) <= 8 * 14 + 3

@@ -11,14 +11,12 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from ringfence.collectives.builder import rounds
-from ringfence.collectives.passes import OF_ONE_TENSOR
+from ringfence.collectives.passes import OF_ONE_TENSOR, PASSES_AT_ONCE
 from ringfence.collectives.schedule import Action, Buffer, Collective, Place, Schedule
 from ringfence.collectives.selection import ScheduleId, Thresholds, choose, divide
 from ringfence.link.frames import FORWARD_OVERHEAD, HOP_OVERHEAD
 from ringfence.link.segments import segment_count
 from ringfence.machines import Machines
-
-PASSES_AT_ONCE: Final = 4  # of one group and channel: scratch and staging memory is for so many
 
 
 class Counts(NamedTuple):
@@ -66,20 +64,21 @@ def count(
     near = next((frozenset(workers) for workers in machines if rank in workers), frozenset((rank,)))
     rest = longest - (passes.number - 1) * passes.each
     lengths = [(passes.each, passes.number - 1), (max(0, rest), 1)] if passes.number > 1 else [(longest, 1)]
-    found = Counts()
+    found, scratch = Counts(), 0
     for length, times in lengths:
-        one = _of_pass(schedule, _parts(kind, schedule, length, width), near)
+        parts = _parts(kind, schedule, length, width)
+        scratch = max(scratch, parts[Buffer.SCRATCH][-1])
+        one = _of_pass(schedule, parts, near)
         found = Counts(*(have + times * more for have, more in zip(found, one, strict=True)))
     used = {(step.action is Action.SEND, step.peer) for step in schedule.steps if step.peer >= 0}
     buffers = sum(1 for buffer in (Buffer.DATA, Buffer.INPUT, Buffer.OUTPUT) if schedule.parts(buffer))
-    ways = 2 * (schedule.parts(Buffer.DATA) > 0) or buffers
+    copies = 2 if kind is Collective.ALL_REDUCE else buffers  # a broadcast reads or writes its tensor
     return found._replace(
         rounds=rounds_of(ScheduleId(schedule.identifier), size, machines),
         links=passes.channels * len(used),
         peers=len({peer for _, peer in used}),
-        scratch=_scratch(kind, schedule, min(passes.each, longest), width)
-        * min(PASSES_AT_ONCE * passes.channels, passes.number),
-        device_copies=ways * passes.number if device else 0,
+        scratch=scratch * min(PASSES_AT_ONCE * passes.channels, passes.number),
+        device_copies=copies * passes.number if device else 0,
         passes=passes.number,
     )
 
@@ -97,17 +96,13 @@ def _parts(kind: Collective, schedule: Schedule, length: int, width: int) -> _Le
             found[buffer] = [min(length, part * each) for part in range(parts + 1)]
         elif parts:
             found[buffer] = range(0, (parts + 1) * length, length) if length else [0] * (parts + 1)
-    lengths = (_between(found[place.buffer], place) for place in schedule.scratch)
+    lengths = (_between(found.get(place.buffer, ()), place) for place in schedule.scratch)
     found[Buffer.SCRATCH] = [0, *accumulate(lengths)]
     return found
 
 
 def _between(begins: Sequence[int], place: Place) -> int:
     return begins[place.part + place.parts] - begins[place.part] if place.parts else 0
-
-
-def _scratch(kind: Collective, schedule: Schedule, length: int, width: int) -> int:
-    return _parts(kind, schedule, length, width)[Buffer.SCRATCH][-1]
 
 
 def _of_pass(schedule: Schedule, parts: _Lengths, near: frozenset[int]) -> Counts:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, overload
 from ringfence.collectives.schedule import Collective
 
 PASS_BYTES: Final = 16 << 20  # the most memory of a pass: of a tensor, or of all parts together
+PASSES_AT_ONCE: Final = 4  # of one group and channel, of one or of several collectives
 SEGMENTS_PER_PASS: Final = 64  # the most segments of a message in a pass: segment numbers of pass p begin at 64 p
 _ALIGNED: Final = 64  # a pass begins at a multiple of every element's size
 _ALL: Final = 1 << 62  # bytes of the only pass

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ringfence import keys
 from ringfence.collectives import Collective, Thresholds, choose
-from ringfence.collectives.passes import Views
+from ringfence.collectives.passes import PASSES_AT_ONCE, Views
 from ringfence.collectives.schedule import Buffer
 from ringfence.dataplane.choice import Execution, make_execution
 from ringfence.dataplane.endpoint import PassFrames
@@ -26,8 +26,6 @@ from ringfence.machines import within
 from ringfence.runtime.events import LinkContext
 from ringfence.runtime.links import Inbox, Link, Outbox, header_call
 from ringfence.runtime.tag_matching import TagMatcher
-
-_CONCURRENT_PASSES = 4  # of one or of several collectives
 
 
 def group_digest(name: str, ranks: tuple[int, ...]) -> bytes:
@@ -158,7 +156,7 @@ class Communicator:
         """Start passes in order, up to the limit of concurrent ones."""
         if not self._may_start():
             return
-        limit = _CONCURRENT_PASSES * (1 + len(self.channels))
+        limit = PASSES_AT_ONCE * (1 + len(self.channels))
         while self._waiting and len(self._active) < limit:
             request = self._waiting[0]
             index = request.next_pass
