@@ -143,10 +143,12 @@ def test_different_policies_are_refused_and_both_sides_are_named(site: Site, mon
     two = settings_of(site.policy(BY_CERTIFICATE.replace("worker/*", "worker/**"), "two.toml"), site.certificate("w1"))
     digests = [policy_of(each)[0].digest[:8].hex() for each in (one, two)]
     clock, world = Clock(monkeypatch), World(2)
-    world.start([0, 1], {0: one, 1: two})
+    with Warnings() as warnings:
+        world.start([0, 1], {0: one, 1: two})
+        warnings.wait_for(lambda texts: sum("have different policies" in text for text in texts) == 2)
+    clock.advance(FAR)  # rank 0 waits for rank 1, which gives up
     for rank in (1, 0):
         error = world.error(rank)
-        clock.advance(FAR)  # rank 0 waits for rank 1, which gives up
         assert "have different policies" in error
         assert all(digest in error for digest in digests)
 
