@@ -407,8 +407,8 @@ def test_the_text_lists_repairs_only_for_what_is_bad() -> None:
     assert "never shown" not in text
 
 
-def test_the_real_machine_has_cores() -> None:
-    assert hardware.cores().value == len(os.sched_getaffinity(0))
+def test_the_real_machine_has_cores(tmp_path: Path) -> None:
+    assert hardware.cores(tmp_path).value == len(os.sched_getaffinity(0))
 
 
 ON_A_DEVICE = """

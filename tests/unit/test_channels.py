@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from pathlib import Path
 from random import Random
 from struct import pack
 from typing import Any
@@ -15,6 +17,8 @@ from hypothesis import strategies as st
 
 from ringfence.collectives import Collective, Thresholds
 from ringfence.collectives.passes import OF_ONE_TENSOR, PASS_BYTES, SEGMENTS_PER_PASS, in_pass, passes
+from ringfence.config.cores import usable_cores
+from ringfence.config.interfaces import speed_of
 from ringfence.config.settings import Settings
 from ringfence.dataplane.request import Request
 from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError, RingfenceError
@@ -31,11 +35,12 @@ from ringfence.link.frames import Call
 from ringfence.link.hello import Lane, LinkHello, LinkSecrets
 from ringfence.link.segments import segment_count
 from ringfence.machines import Machines
-from ringfence.runtime.channels import ChannelEngine
+from ringfence.runtime.channels import ChannelEngine, default_channels
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Network
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.links import Arrival
+from ringfence.session import session
 from ringfence.session.session import Session, _check_channels, _proposed
 from tests.in_memory_network import Pipe
 from tests.memory_cluster import World, all_reduce, broadcast
@@ -145,12 +150,51 @@ def test_a_setting_that_no_link_has_is_refused(value: str) -> None:
 
 
 def test_the_setting_of_rank_0_is_the_tables() -> None:
-    table = _proposed(Session.table, Settings.without_credentials({"RINGFENCE_CHANNELS": "3"}))
-    assert table == Thresholds(channels=3) and _proposed(Session.table, Settings()) == Thresholds()
+    table = _proposed(Session.table, Settings.without_credentials({"RINGFENCE_CHANNELS": "3"}), 2)
+    assert table == Thresholds(channels=3)
     for same in ({}, {"RINGFENCE_CHANNELS": ""}, {"RINGFENCE_CHANNELS": "3"}):
         _check_channels(table, Settings.without_credentials(same))
     with pytest.raises(ConfigurationError, match="RINGFENCE_CHANNELS is 2 here, and rank 0 gave the run 3"):
         _check_channels(table, Settings.without_credentials({"RINGFENCE_CHANNELS": "2"}))
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "mbit", "channels"),
+    [(8, 2, 100_000, 2), (8, 2, None, 2), (8, 2, 10_000, 1), (7, 2, 100_000, 1), (3, 1, None, 1), (256, 1, 400_000, 2)],
+)
+def test_without_a_setting_cores_and_the_link_decide(cores: int, workers: int, mbit: int | None, channels: int) -> None:
+    assert default_channels(cores, workers, mbit) == channels
+
+
+@pytest.mark.parametrize(
+    ("here", "world", "channels"), [("1", 8, 2), ("2", 8, 1), ("", 1, 2), ("", 2, 1), ("0", 2, 1), ("many", 2, 1)]
+)
+def test_the_launcher_says_how_many_workers_share_the_cores(
+    here: str, world: int, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    monkeypatch.setattr(session, "usable_cores", lambda: 4)
+    assert _proposed(Session.table, Settings(host="127.0.0.1"), world) == Thresholds(channels=channels)
+
+
+def test_a_containers_limit_leaves_fewer_cores(tmp_path: Path) -> None:
+    every = len(os.sched_getaffinity(0))
+    assert usable_cores(tmp_path) == every
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("1:cpu:/\n0::/pod/one\n")
+    (tmp_path / "sys/fs/cgroup/pod/one").mkdir(parents=True)
+    for limit, cores in (("max 100000", every), ("100000 100000", 1), ("50000 100000", 1), ("9900000 100000", every)):
+        (tmp_path / "sys/fs/cgroup/pod/one/cpu.max").write_text(limit + "\n")
+        assert usable_cores(tmp_path) == cores
+
+
+def test_the_speed_of_a_link_is_that_of_its_interface(tmp_path: Path) -> None:
+    (tmp_path / "lo").mkdir()
+    assert speed_of("127.0.0.1", tmp_path) is None
+    for text, speed in (("25000\n", 25_000), ("-1\n", None), ("fast", None)):
+        (tmp_path / "lo/speed").write_text(text)
+        assert speed_of("127.0.0.1", tmp_path) == speed
+    assert speed_of("192.0.2.1", tmp_path) is None
 
 
 # -- engines in memory -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Addresses of this machine: of a named network interface, or of the one that reaches another machine."""
+"""Addresses of this machine: of a named network interface, or of the one that reaches another machine; how fast it is."""
 
 from __future__ import annotations
 
@@ -41,6 +41,18 @@ def address_towards(host: str) -> str:
             first_error = first_error or error
     assert first_error is not None
     raise first_error
+
+
+def speed_of(address: str, interfaces: Path = Path("/sys/class/net")) -> int | None:
+    """Return the Mbit/s of the interface with this address, or None: virtual ones often do not say."""
+    for _, name in socket.if_nameindex():
+        if address in (_ipv4_of(name), _ipv6_of(name)):
+            try:
+                speed = int((interfaces / name / "speed").read_text(encoding="ascii"))
+            except (OSError, ValueError):
+                return None
+            return speed if speed > 0 else None
+    return None
 
 
 def _ipv4_of(interface: str) -> str | None:

@@ -17,13 +17,15 @@ from typing import Any
 from ringfence import keys
 from ringfence.admission.roster import Worker
 from ringfence.collectives import Thresholds
+from ringfence.config.cores import usable_cores
+from ringfence.config.interfaces import speed_of
 from ringfence.config.settings import Settings
 from ringfence.dataplane import info, native
 from ringfence.errors import AbortedError, ConfigurationError, ProtocolError
 from ringfence.log import LOGGER as _log
 from ringfence.log import announce
 from ringfence.runtime import staging_times
-from ringfence.runtime.channels import ChannelEngine
+from ringfence.runtime.channels import ChannelEngine, default_channels
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Platform
 from ringfence.runtime.link_keys import LinkKeys
@@ -71,7 +73,13 @@ class Session:
             address = settings.link_address(listener.getsockname()[:2])
             limit = min(timeout, settings.join_timeout)
             start.member = member = join(
-                store, rank, world_size, settings, address, limit, _proposed(self.table, settings).to_bytes()
+                store,
+                rank,
+                world_size,
+                settings,
+                address,
+                limit,
+                _proposed(self.table, settings, world_size).to_bytes(),
             )
             _check_channels(Thresholds.from_bytes(member.table), settings)
             self.generation = settings.generation
@@ -129,7 +137,8 @@ class Session:
 
     def _start_channels(self, member: Membership, outage: float) -> None:
         """Start the threads of further channels, which have nothing to do until a group uses them."""
-        count = self.engine.table.channels if self.engine.world_size > 1 else 1
+        alone = member.world_size == 1 or len(self.network.machines) == 1  # no group is spread over machines
+        count = 1 if alone else self.engine.table.channels
         addresses = [(entry.host, entry.port) for entry in member.roster.entries]
         networks = [TcpNetwork(None, addresses, outage) for _ in range(1, count)]
         engines = [ChannelEngine(self.engine, channel, network) for channel, network in enumerate(networks, 1)]
@@ -274,8 +283,12 @@ class _Start:
                 each.close()
 
 
-def _proposed(table: Thresholds, settings: Settings) -> Thresholds:
-    return table if settings.channels is None else replace(table, channels=settings.channels)
+def _proposed(table: Thresholds, settings: Settings, world_size: int) -> Thresholds:
+    """Return the thresholds that rank 0 gives the run. A launcher says how many workers share this machine."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    workers = int(here) if here.isdecimal() and int(here) else world_size
+    found = settings.channels or default_channels(usable_cores(), workers, speed_of(settings.host))
+    return replace(table, channels=found)
 
 
 def _check_channels(table: Thresholds, settings: Settings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ringfence.cli.checks.check import Check
+from ringfence.config.cores import usable_cores
 
 SMALL_BYTES: Final = 4 * 1024  # measured beside the largest segment
 MEASURED_SECONDS: Final = 0.15  # for each size
@@ -21,12 +21,12 @@ TSM: Final = "sys/kernel/config/tsm/report"
 
 def checks(root: Path) -> list[Check]:
     """Return all checks of the machine. `root` is the root of the file system; tests pass a folder."""
-    return [cores(), cpu_flags(root), throughput(), tee(root), core_dumps(root)]
+    return [cores(root), cpu_flags(root), throughput(), tee(root), core_dumps(root)]
 
 
-def cores() -> Check:
+def cores(root: Path) -> Check:
     """Report the number of usable cores."""
-    count = len(os.sched_getaffinity(0))
+    count = usable_cores(root)
     return Check("cores", f"{count} usable by this process", count)
 
 
