@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -14,13 +15,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence.device.call import StagedCall
+from ringfence.collectives import Buffer, Collective, Thresholds, choose, divide
+from ringfence.collectives.counts import count
+from ringfence.device.call import Reports, StagedCall, caller_event
+from ringfence.device.collective import CallQueue, StagedCollective
 from ringfence.device.device_thread import thread_of
 from ringfence.device.slots import SLOT_BYTES, SLOTS
+from ringfence.device.tensors import DeviceTensor, Slice
 from ringfence_lab import accelerator
 from ringfence_lab.accelerator import HeldKernel
 from tests import device
 from tests.device import FAR
+from tests.limits import HANG
 from tests.pool import Pool
 
 PASSES = 2 * SLOTS
@@ -137,3 +143,57 @@ def passes_sent_while_downloads_are_held(sent: int) -> bool:
 @pytest.mark.parametrize("sent", [1, 3])
 def test_a_pass_is_sent_while_later_ones_are_copied(devices: Pool, sent: int) -> None:
     assert devices.check(passes_sent_while_downloads_are_held, 2, args=(sent,), **FAR) == [True, True]
+
+
+# -- as many copies as the model counts, whatever the group's size -----------------------------------------------------
+
+
+def copies_of(kind: Collective, size: int, nbytes: int) -> tuple[int, int]:
+    """Stage one rank of a large group, without its peers; return the copies that the device made, and those counted."""
+    where, table = device.load(), Thresholds()
+    whole = torch.ones(nbytes // 4, device=where)
+    part = torch.ones(nbytes // 4 // size, device=where)
+    given = {
+        Collective.ALL_REDUCE: {Buffer.DATA: (whole, True, True)},
+        Collective.ALL_GATHER: {Buffer.INPUT: (part, True, False), Buffer.OUTPUT: (whole, False, True)},
+        Collective.REDUCE_SCATTER: {Buffer.INPUT: (whole, True, False), Buffer.OUTPUT: (part, False, True)},
+    }[kind]
+    tensors = {
+        buffer: DeviceTensor(plain, reads, writes, plain.dtype, 1) for buffer, (plain, reads, writes) in given.items()
+    }
+    slices = {buffer: [Slice(tensor, 0, tensor.outline.numel())] for buffer, tensor in tensors.items()}
+    longest = nbytes if kind is Collective.ALL_REDUCE else nbytes // size
+    passes = divide(kind, size, longest, table)
+    schedule = choose(kind, size, 0, 0, nbytes, table)
+    available, complete, failed = threading.Semaphore(0), threading.Event(), []
+
+    def fail(error: Callable[[], Exception]) -> None:
+        failed.append(error())
+        complete.set()
+
+    reports = Reports(lambda: "", lambda: None, available.release, complete.set, fail)
+    thread, ready_event = thread_of(where), caller_event(where)
+    before = accelerator.stats()
+    staged = StagedCollective(thread, list(tensors.values()), reports, ready_event, kind, schedule, passes, slices)
+    staged.submit(CallQueue())
+    for index in range(passes.number):
+        while staged.views(index) is None:
+            assert available.acquire(timeout=HANG)
+        staged.pass_done(index)
+    assert complete.wait(HANG) and not failed, failed
+    torch.accelerator.synchronize()
+    after = accelerator.stats()
+    made = after.copies_down - before.copies_down + after.copies_up - before.copies_up
+    return made, count(kind, size, nbytes, table, device=True).device_copies
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 8, 33, 64])
+@pytest.mark.parametrize(
+    "kind",
+    [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER],
+    ids=lambda kind: kind.name.lower(),
+)
+def test_the_device_copies_as_often_as_the_model_counts(devices: Pool, kind: Collective, size: int) -> None:
+    for nbytes in (size << 20, 64 * (1 << 20) // size * size):
+        ((made, counted),) = devices.check(copies_of, 1, backend=None, args=(kind, size, nbytes))
+        assert made == counted
