@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from ringfence_lab.report.study import Study
 from ringfence_lab.report.tee_page import headline, inputs, summary
 from ringfence_lab.report.write import TEE_BUILDERS
 from scripts.generated import table
-from scripts.page import RESULTS, ROOT
+from scripts.page import RESULTS, ROOT, published_point
 
 KIND: Final = "gpu-tee"
 PAGES: Final = (ROOT / "docs" / "benchmarks" / "gpu-tee.md",)
@@ -29,15 +30,26 @@ def pictures(found: Study) -> list[Picture]:
 
 
 def _figure(name: str, found: Study) -> str:
-    """A figure in Markdown: its sentence, its picture, and how to read it."""
-    figure = next(figure for figure in pictures(found) if figure.name == name)
-    return f"{figure.says}\n\n![{figure.title}](../figures/{name}.svg)\n\n*{figure.reading}*"
+    """A figure in Markdown: its sentence, its picture, and how to read it, unless the first figure says so."""
+    first, *others = pictures(found)
+    figure = next(figure for figure in (first, *others) if figure.name == name)
+    reading = f"\n\n*{figure.reading}*" if figure is first or figure.reading not in first.reading else ""
+    return f"{figure.says}\n\n![{figure.title}](../figures/{name}.svg){reading}"
 
 
-def _table(found: Table, *over: str) -> str:
-    """A table in Markdown; where rows are in groups, the names of these are in a column of their own, with this title."""
-    rows = [(name, *row) if name else row for name, some in found.groups.items() for row in some]
-    return table((*over, *found.header), [[cell.replace("|", "/") for cell in row] for row in rows])
+def _table(found: Table) -> str:
+    """A table in Markdown."""
+    rows = [row for some in found.groups.values() for row in some]
+    return table(found.header, [[cell.replace("|", "/") for cell in row] for row in rows])
+
+
+def _by_cell(found: Table) -> str:
+    """The same of a table that begins with the name of a cell: it is written in the first of its rows."""
+    rows: list[Sequence[str]] = []
+    for _, same in itertools.groupby(itertools.chain(*found.groups.values()), key=lambda row: row[0]):
+        first, *others = same
+        rows += [first, *(("", *row[1:]) for row in others)]
+    return _table(Table(found.header, {"": rows}))
 
 
 def _summary(found: Study) -> str:
@@ -48,6 +60,17 @@ def _summary(found: Study) -> str:
         f"{found.facts.get('cores')} cores in use."
     )
     return "\n".join([f"**{headline(found)}**", "", *(f"- {each}" for each in summary(found)), "", about])
+
+
+def _inputs(found: Study) -> str:
+    """The figures of the presets: a row for each input, with what it is said once."""
+    groups = inputs(found).groups
+    header = ("input", "of what", *(title for preset in groups for title in (preset, "source")))
+    rows = []
+    for (name, value, about, source), *others in zip(*groups.values(), strict=True):
+        beside = ((other[1], "the same" if other[1::2] == (value, source) else other[3]) for other in others)
+        rows.append((name, about, value, source, *itertools.chain(*beside)))
+    return _table(Table(header, {"": rows}))
 
 
 def _again(_: Study) -> str:
@@ -73,7 +96,9 @@ TABLES: Final[dict[str, Callable[[Study], str]]] = {
     "tee-switches": lambda found: _figure("tee-switches", found),
     "tee-ringfence": lambda found: _figure("tee-ringfence", found),
     "steps": lambda found: _table(tee.all_steps(found)),
-    "dilations": lambda found: _table(tee.dilations(found)),
-    "sensitivity": lambda found: _table(tee.sensitivity(found)),
-    "inputs": lambda found: _table(inputs(found), "preset"),
+    "dilations": lambda found: _by_cell(tee.dilations(found)),
+    "sensitivity": lambda found: _by_cell(tee.sensitivity(found)),
+    "inputs": _inputs,
+    "point-choices": lambda _: published_point.choices(),
+    "point-steps": lambda _: published_point.steps(study.read(RESULTS / "gpu-tee-published")),
 }

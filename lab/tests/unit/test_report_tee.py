@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lab.tests.unit import report_samples
-from lab.tests.unit.report_samples import write_study
+from lab.tests.unit.report_samples import Row, write_study
 from lab.tests.unit.tee_samples import everything, tee_cell
 from lab.tests.unit.test_report_figures import study_of
 from lab.tests.unit.test_report_page import Structure
@@ -38,8 +38,8 @@ def rendered() -> str:
     return re.sub(r'(<section id="inputs".*?)<tbody>.*?(</table>)', r"\1\2", whole(), flags=re.DOTALL)
 
 
-def whole() -> str:
-    study = study_of(everything())
+def whole(*more: Row) -> str:
+    study = study_of([*everything(), *more])
     figures = [*figures_of(study), Missing("nothing", "A figure that is not there", "nobody measured it")]
     pictures = {each.name: f"data:{each.name}" for each in figures if isinstance(each, Picture)}
     text = page(study, chapter(study, figures), pictures, {"report.html": "The other cells of this study"})
@@ -67,7 +67,7 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
 
 
 def test_every_input_stands_there_with_its_source_or_as_an_assumption() -> None:
-    text = whole()
+    text = whole(*tee_cell("solved", 0.002, {"confidential": 40.0}, preset="published", model="gpt2-xl"))
     for preset in presets.names():
         found = presets.load(preset)
         assert f'colspan="4">{preset}</th>' in text

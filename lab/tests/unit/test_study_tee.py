@@ -135,7 +135,7 @@ def test_the_built_in_grid_has_what_the_chapter_needs_in_little_time() -> None:
     assert {each["kind"] for each in settings} == {TEE}
     assert total(cells, cores=2) < 25 * 60
     assert {each["workers"] for each in settings} == {2, 4, 8}
-    assert {each["preset"] for each in settings} == set(tee.names())
+    assert {each["preset"] for each in settings} == set(tee.names()) - {"published"}  # which has a grid of its own
     assert {each["model"] for each in settings if each["model"]} == {"gpt2", "gpt2-xl", "bert-large", "resnet50"}
     assert len({each["bucket_mb"] for each in settings}) >= 5
     assert {each["load"] for each in settings} == {0.6, 0.3}

@@ -90,7 +90,7 @@ def test_wrong_values_are_refused(changes: dict[str, float], message: str) -> No
 
 
 def test_an_unknown_preset_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="'h900': there are h100, software"):
+    with pytest.raises(ConfigurationError, match="'h900': there are h100, published, software"):
         tee.load("h900")
 
 

@@ -1,6 +1,6 @@
 """Steps on simulated GPU TEEs: three figures, tables that say how far they can be trusted, and published figures beside them.
 
-Nothing is fitted to the published figures.
+Nothing is fitted to the published figures, apart from the preset `published`.
 """
 
 from __future__ import annotations

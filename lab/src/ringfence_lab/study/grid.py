@@ -41,7 +41,7 @@ _VARIANTS: Final = {
 }
 
 
-BUILT_IN: Final = ("default", "quick", "machines", "machines-few", "gpu-tee", "gpu-tee-ringfence")
+BUILT_IN: Final = ("default", "quick", "machines", "machines-few", "gpu-tee", "gpu-tee-ringfence", "gpu-tee-published")
 
 
 def built_in(name: str) -> list[Cell]:
