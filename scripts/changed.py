@@ -35,7 +35,7 @@ READERS: Final[Mapping[str, tuple[str, ...]]] = {
     "formal/": ("tests/unit/test_formal.py",),
     **{
         f"tests/vectors/{name}.json": (f"tests/vectors/test_{name}_vectors.py",)
-        for name in ("azure", "checkpoint", "launch", "link")
+        for name in ("azure", "checkpoint", "launch", "link", "record")
     },
     "tests/promises.toml": ("tests/unit/test_promises.py",),
 }

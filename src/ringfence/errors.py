@@ -6,6 +6,7 @@ RingfenceError
  │   └─ EvidenceError        this machine cannot produce evidence, and a retry will not help
  ├─ UnsupportedError         this backend does not support the call
  ├─ CheckpointError          a checkpoint cannot be saved, or was not accepted
+ ├─ RecordError              a signed record was not accepted
  ├─ TensorChangedError       the program resized or moved a tensor while a call was using it
  ├─ AdmissionError           this worker, or a peer, was not admitted to the run
  ├─ ProtocolError            a peer violated the protocol
@@ -46,6 +47,10 @@ class CheckpointError(RingfenceError):
 
     It is raised on every rank. After a failed load the state that was to be loaded is undefined: do not continue with it.
     """
+
+
+class RecordError(RingfenceError):
+    """A record is malformed, was changed, or was not signed by the key that was given. Nothing that it says was used."""
 
 
 class TensorChangedError(RingfenceError):

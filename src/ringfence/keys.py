@@ -94,6 +94,7 @@ CHECKPOINT_WRAPPED_BYTES: Final = 1 << 16  # the longest wrapped data key
 CHECKPOINT_DIMENSIONS: Final = 64  # of a tensor
 CHECKPOINT_PATH_PARTS: Final = 256  # of an item's name
 VALUE_DEPTH: Final = 32  # of lists and dicts in a value
+RECORD_BYTES: Final = 1 << 20  # of a signed record; one of a self-test is 20,000
 
 # Key agreement groups of TLS in the order of preference. Hybrid: an attacker who records connections now and has a quantum
 # computer later must still break ML-KEM; an attacker who breaks ML-KEM must still break X25519.
@@ -156,6 +157,11 @@ CHECKPOINT_CONTEXT: Final = _label("checkpoint key context")
 CHECKPOINT_KEY_NAME: Final = _label("checkpoint key name")
 CHECKPOINT_ANCHOR: Final = _label("checkpoint anchor")
 LOCAL_SOCKET: Final = _label("aes-256-gcm local socket")
+
+# Types in signed records (spec/record.md). The first two are those of in-toto, the others are ours.
+RECORD_PAYLOAD: Final = "application/vnd.in-toto+json"
+RECORD_STATEMENT: Final = "https://in-toto.io/Statement/v1"
+RECORD_SELFTEST: Final = "https://ringfence.github.io/ringfence/record/selftest/v1"
 
 
 class Secret:

@@ -10,6 +10,7 @@ from tests.fuzz import (
     place_targets,
     policy_targets,
     proof_targets,
+    record_targets,
     wire_targets,
 )
 
@@ -21,6 +22,7 @@ _MODULES = (
     peer_verification_targets,
     policy_targets,
     proof_targets,
+    record_targets,
     azure_targets,
 )
 TARGETS = {each.name: each for module in _MODULES for each in module.TARGETS}

@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "dataplane": GROUND | {"collectives", "link"},
     "evidence": GROUND | {"admission", "own_process"},
     "config": GROUND | {"admission", "evidence"},
+    "record": GROUND | {"admission", "config"},
     "runtime": GROUND | {"admission", "collectives", "dataplane", "link", "machines", "transport"},
     "device": GROUND | {"collectives", "dataplane", "link", "runtime"},
     "session": GROUND
@@ -44,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": GROUND | {"admission", "backend", "config", "dataplane"},
     "cli": GROUND
     | {"__init__", "admission", "backend", "checkpoint", "config", "dataplane", "device", "evidence", "guard"}
-    | {"own_process", "runtime", "session", "transport"},
+    | {"own_process", "record", "runtime", "session", "transport"},
 }
 PURE = ("errors", "keys", "machines", "backend.torch_versions", "link", "collectives", "admission")
 OUTSIDE = {
@@ -250,7 +251,7 @@ def test_pure_parts_import_nothing_outside() -> None:
 
 @pytest.mark.processes
 def test_import_ringfence_needs_no_torch() -> None:
-    modules = ["ringfence", "ringfence.cli", *(f"ringfence.{name}" for name in PURE)]
+    modules = ["ringfence", "ringfence.cli", "ringfence.cli.audit", *(f"ringfence.{name}" for name in PURE)]
     program = (
         f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\nsys.exit('torch' in sys.modules)"
     )

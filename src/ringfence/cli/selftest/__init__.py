@@ -5,6 +5,7 @@ workers.py, worker.py, runner.py        the workers, and the order in which they
 conformance.py, order.py, load.py       the checks
 device.py, confidential.py              what is known of the device
 report.py                               outcomes and the report, as data and as text
+recording.py                            the signed record
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from ringfence.cli import requirements, terminal
 from ringfence.cli.selftest import catalogue
 from ringfence.cli.selftest.report import SelftestReport, ask_for_report, step, summary
 from ringfence.cli.selftest.workers import Plan
+from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+    from ringfence.cli.selftest.recording import Recording
 
 MOST_WORKERS = 8
 
@@ -38,6 +42,9 @@ with a temporary secret, and check:
 
 It also detects confidential mode. It takes a minute or two and 1 GB of device memory for each worker. The report holds
 versions and the names of device and CPU; no names of hosts or users, no addresses, no keys.
+
+With --record the results are signed as well: others verify them with `ringfence audit`, and the project lists them
+once they are handed in. The signature shows that the holder of the key vouches for the record; it proves no hardware.
 """
 
 EXAMPLES = """\
@@ -45,6 +52,7 @@ examples:
   ringfence selftest                           the accelerator that torch finds
   ringfence selftest --device cuda:1 --quick   a certain GPU, in half a minute
   ringfence selftest --report selftest.json    a file to attach to an issue
+  ringfence selftest --record h100.json        a signed record, to hand in
   ringfence selftest --only order              the order of streams alone
   ringfence selftest --device sim              a simulated device, without a GPU
 
@@ -76,6 +84,15 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     selftest.add_argument("--json", action="store_true", help="print the report as JSON, progress to standard error")
     selftest.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON, to attach to an issue")
+    selftest.add_argument(
+        "--record", type=Path, metavar="FILE.json", help="write a signed record, and its public key to FILE.pem"
+    )
+    selftest.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="the Ed25519 key that signs it (default: record.key beside it); made if there is none",
+    )
     selftest.set_defaults(run=run)
 
 
@@ -89,10 +106,13 @@ def run(options: argparse.Namespace) -> int:
     """Run the self-test."""
     requirements.workers()
     requirements.backend()
+    recording = _recording(options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends workers and removes files as on Ctrl-C
     report = execute(options, Plan(options.device, options.workers, options.quick))
     if options.report:
         options.report.write_text(report.as_json() + "\n", encoding="utf-8")
+    if recording:
+        recording.write(report)
     if options.json:
         print(report.as_json())
         return 0 if report.passed else 1
@@ -100,8 +120,19 @@ def run(options: argparse.Namespace) -> int:
     print()
     if options.report:
         print(f"report: {options.report}")
-    print(ask_for_report(report, str(options.report or "")))
+    if recording:
+        print(recording.description())
+    if not (recording and report.passed):
+        print(ask_for_report(report, str(options.report or "")))
     return 0 if report.passed else 1
+
+
+def _recording(options: argparse.Namespace) -> Recording | None:
+    from ringfence.cli.selftest.recording import Recording  # needs cryptography
+
+    if options.record is None and options.key is not None:
+        raise ConfigurationError("--key signs a record: name the record with --record FILE.json")
+    return None if options.record is None else Recording(options.record, options.key)
 
 
 def execute(options: argparse.Namespace, plan: Plan) -> SelftestReport:

@@ -1,0 +1,110 @@
+"""`ringfence audit RECORD --key FILE`: verifies a signed record offline, without torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ringfence.cli import terminal
+from ringfence.errors import ConfigurationError, RecordError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ringfence.record.statement import Statement
+
+LIMITS: Final = (
+    "The signature shows that the holder of this key signed the record and that nobody has changed it since. It shows neither "
+    "who that is nor that what follows is true: device, time and results are the signer's word."
+)
+
+DESCRIPTION = """\
+Verify a signed record, such as `ringfence selftest --record` writes, with the public key of its signer. It needs no network and
+no torch.
+
+A signature shows that the holder of the key signed the record, and that it is unchanged. It does not show who holds the key, so
+take the public key from its owner and not from where the record came from. It does not show that the record is true either:
+somebody who signs can sign anything.
+"""
+
+EXAMPLES = """\
+examples:
+  ringfence audit h100.json --key h100.pem          what was tested, and by which key it is signed
+  ringfence audit h100.json --key h100.pem --json   the same for programs
+
+exit codes:
+  0  the record is genuine, whether what it describes passed or failed
+  1  the record is refused: changed, malformed, or signed by another key
+  2  the command could not run: wrong arguments or files
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `audit` to the command line."""
+    audit = commands.add_parser("audit", help="verify a signed record", description=DESCRIPTION, epilog=EXAMPLES)
+    audit.add_argument("record", type=Path, metavar="RECORD", help="the file with the record")
+    audit.add_argument("--key", type=Path, required=True, metavar="FILE", help="the signer's public key, in PEM form")
+    audit.add_argument("--json", action="store_true", help="print the result as JSON")
+    audit.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Verify the record and print what it says."""
+    from ringfence.record import envelope, selftest, signing_key, statement
+
+    key = signing_key.read_public(_read(options.key), str(options.key))
+    content = _read(options.record)
+    try:
+        found = statement.parse(envelope.verified_payload(content, key))
+        selftest.parse(found)
+    except RecordError as error:
+        if options.json:
+            print(json.dumps({"verified": False, "reason": str(error)}))
+        else:
+            terminal.complain(f"{options.record} is refused: {error}")
+        return 1
+    name = signing_key.key_id(key)
+    if options.json:
+        subjects = [each._asdict() for each in found.subjects]
+        said = {"kind": found.kind, "subjects": subjects, "predicate": found.predicate}
+        print(json.dumps({"verified": True, "key": name, **said}))
+    else:
+        _print(found, name)
+    return 0
+
+
+def _read(path: Path) -> bytes:
+    """Read at most one byte more than a record may have. Raises ConfigurationError."""
+    from ringfence.keys import RECORD_BYTES  # imported here, so that `doctor` starts without cryptography
+
+    try:
+        with path.open("rb") as file:
+            return file.read(RECORD_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _print(found: Statement, key: str) -> None:
+    from ringfence.record import selftest
+
+    said = found.predicate
+    sections = dict.fromkeys(name.partition("/")[0] for name in said["checks"])
+    rows = [(each.algorithm, f"{each.name} {each.digest}") for each in found.subjects]
+    rows += [("began", said["began"]), ("workers", f"{said['workers']} on {said['device']}")]
+    rows += [*said["environment"].items(), ("confidential", said["confidential"]), ("sections", ", ".join(sections))]
+    rows += [(f"{rate / 1e9:.2f} GB/s", name) for name, rate in said["rates"].items()]
+    rows += [(state, name) for name, state in said["checks"].items() if state != selftest.PASSED]
+    terminal.say(LIMITS)
+    print()
+    terminal.say(f"Ed25519 key {key}", "  signed by     ")
+    print()
+    terminal.say(f"The record says: {selftest.verdict(said)}.")
+    for name, value in rows:
+        terminal.say(_printable(value), f"  {_printable(name):12}  ")
+
+
+def _printable(value: Any) -> str:
+    """Return a text of the record without what could control a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value))

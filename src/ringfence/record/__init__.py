@@ -1,0 +1,9 @@
+"""Signed records of what ran, and their verification (spec/record.md). Imports no torch.
+
+envelope.py      DSSE envelopes: a payload and its signature, as bytes
+signing_key.py   the Ed25519 key that signs records, and its public half
+statement.py     in-toto Statements: what a payload says, and of which artifacts
+code.py          the digests of the installed code, which are such artifacts
+selftest.py      what the record of a self-test says
+json_object.py   JSON with fixed names
+"""

@@ -1,0 +1,50 @@
+"""JSON whose objects have exactly the names that a format gives them: unknown, missing and duplicate names are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ringfence.admission.policy_file.toml_table import quoted
+from ringfence.admission.proofs import jose
+from ringfence.errors import RecordError
+
+Form = Mapping[str, type]  # of an object: the type of each name's value
+Json = dict[str, Any]
+_NUMBERS: Final = 1 << 63
+_TYPES: Final = {
+    str: "a text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def read(data: bytes, what: str) -> object:
+    """Parse JSON without duplicate names. `what` names it in messages. Raises RecordError."""
+    try:
+        return jose.read_json(data)
+    except ValueError as error:
+        raise RecordError(f"{what} is not valid JSON: {quoted(str(error))}") from None
+
+
+def fields(value: object, form: Form, what: str) -> Json:
+    """Return an object that has exactly the names of `form`, with values of its types. Raises RecordError."""
+    if not isinstance(value, dict):
+        raise RecordError(f"{what} is not a JSON object")
+    if value.keys() != form.keys():
+        different = sorted(value.keys() ^ form.keys())[0]
+        raise RecordError(f"{what} {'lacks' if different in form else 'has an unknown field'} {quoted(different)}")
+    for name, kind in form.items():
+        check_type(value[name], kind, f"{what}: {name}")
+    return value
+
+
+def check_type(value: object, kind: type, what: str) -> None:
+    """Raise RecordError unless a value has a type. A number of type float may be written without a fraction."""
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise RecordError(f"{what} is not {_TYPES[kind]}")
+    if isinstance(value, int | float) and not abs(value) < _NUMBERS:  # nor infinite, nor no number
+        raise RecordError(f"{what} is too large")

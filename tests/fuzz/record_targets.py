@@ -1,0 +1,41 @@
+"""Signed records: the envelope before its signature is verified, and the statement, which a signer could write."""
+
+from __future__ import annotations
+
+from ringfence import keys
+from ringfence.errors import RecordError
+from ringfence.record import envelope, selftest, statement
+from tests.fuzz.target import Target
+from tests.unit import record_samples as samples
+
+
+def _envelopes() -> list[bytes]:
+    return [samples.record(), envelope.sign(b"", samples.KEY), envelope.sign(b"{}", samples.STRANGER)]
+
+
+def _parse_envelope(data: bytes) -> None:
+    assert envelope.parse(data).encode() == data
+
+
+def _statements() -> list[bytes]:
+    failed = samples.statement(checks={"start/begin": "failed", "order/producer": "skipped"}, passed=False, rates={})
+    return [samples.statement().encode(), failed.encode()]
+
+
+def _parse_statement(data: bytes) -> None:
+    found = statement.parse(data)
+    said = selftest.parse(found)
+    assert statement.parse(found.encode()) == found
+    assert said["passed"] is selftest.verdict(said).startswith("PASSED")
+
+
+_WORDS = (
+    *(b'"payload":', b'"payloadType":', b'"signatures":', b'"keyid":', b'"sig":', b"==", b'"_type":', b'"subject":'),
+    *(b'"digest":', b'"sha256":', b'"predicate":', b'"passed":', b"true", b"null", b"1e999", b"[[", b"{}", b"\\ud800"),
+    *(each.encode() for each in (keys.RECORD_PAYLOAD, keys.RECORD_STATEMENT, keys.RECORD_SELFTEST)),
+)
+
+TARGETS = (
+    Target("record-envelope", _envelopes, _parse_envelope, (RecordError,), words=_WORDS),
+    Target("record-statement", _statements, _parse_statement, (RecordError,), words=_WORDS),
+)
