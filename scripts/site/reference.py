@@ -1,13 +1,14 @@
 """Parts of pages that the site makes from the code, between `<!-- reference: NAME -->` and `<!-- end of reference -->`.
 
 Commands come from argparse, at 80 columns; settings from settings-keys.toml; policy keys from policy-keys.toml; errors from the
-classes and their docstrings; promises from tests/promises.toml and the markers of tests.
+classes and their docstrings; promises from tests/promises.toml and the markers of tests; records from docs/records, verified.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import html
 import inspect
 import os
 import tomllib
@@ -16,11 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from ringfence import cli, errors
+from ringfence.record import envelope, selftest, signing_key, statement
 from scripts import generated
 from tests import promises
 
 COLUMNS: Final = "80"
-_DATA: Final = Path(__file__).parents[2] / "docs" / "reference"
+_DOCS: Final = Path(__file__).parents[2] / "docs"
+_DATA: Final = _DOCS / "reference"
+RECORDS: Final = _DOCS / "records"
 POLICY_KEYS: Final[dict[str, list[dict[str, str]]]] = tomllib.loads((_DATA / "policy-keys.toml").read_text())
 SETTINGS: Final[list[dict[str, str]]] = tomllib.loads((_DATA / "settings-keys.toml").read_text())["setting"]
 FORMS: Final = {  # a method of TomlTable, and what it reads
@@ -96,10 +100,29 @@ def classes(base: type, depth: int) -> Iterator[tuple[type, int]]:
             yield from classes(each, depth + 1)
 
 
+def records(folder: Path = RECORDS) -> str:
+    """A row for each self-test that was handed in. One that its key did not sign raises RecordError, which ends the build."""
+    rows = []
+    for file in sorted(folder.glob("*.json")):
+        public = signing_key.read_public(file.with_suffix(".pem").read_bytes(), f"{file.stem}.pem")
+        said = selftest.parse(statement.parse(envelope.verified_payload(file.read_bytes(), public)))
+        versions = [said["environment"].get(name, "") for name in ("device", "driver", "torch", "ringfence")]
+        cells = [*versions, selftest.verdict(said), said["began"], signing_key.key_id(public)[:16]]
+        rows.append([f"[{file.stem}](../records/{file.name})", *map(_cell, cells)])
+    return generated.table(("record", "device", "driver", "torch", "ringfence", "result", "began", "key"), rows)
+
+
+def _cell(text: str) -> str:
+    """A text from elsewhere, which is to stay text: neither HTML nor Markdown."""
+    plain = html.escape(" ".join(text.split()))
+    return "".join(f"&#{ord(letter)};" if letter in "|[]`*_\\" else letter for letter in plain)
+
+
 PARTS: Final[dict[str, Callable[[], str]]] = {
     "commands": commands,
     "settings": settings,
     "errors": error_classes,
+    "records": records,
     "promises": lambda: promises.tables(promises.sections(), promises.marked_tests()),
     **{f"policy-{name}": functools.partial(keys, name) for name in POLICY_KEYS},
 }

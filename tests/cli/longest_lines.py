@@ -28,6 +28,7 @@ from tests.unit import snp_records, tdx_records
 COLUMNS = 80
 ROOT = Path(__file__).parents[2]
 STUDY = str(ROOT / "docs" / "results" / "study")
+RECORDS = str(ROOT / "docs" / "records")
 SNP, TDX = snp_records.FOLDER, tdx_records.FOLDER
 TURIN = (f"{SNP}/oak-turin_report.bin", "--certificate", f"{SNP}/oak-turin_vcek.der", "--at", "2026-01-01")
 QUOTE = (f"{TDX}/phala-tdx_quote", "--at", "2025-06-20T12:00:00Z")
@@ -59,6 +60,9 @@ NORMAL: tuple[tuple[str, ...], ...] = (
     ("evidence", "measure", *QUOTE, *COLLATERAL),
     ("evidence", "measure", *QUOTE),
     ("evidence", "collect", "--out", "here.json"),
+    ("audit", f"{RECORDS}/simulated.json", "--key", f"{RECORDS}/simulated.pem"),
+    ("audit", "run.secret", "--key", f"{RECORDS}/simulated.pem"),
+    ("audit", "no/such/folder/of/this/name/with/a/record.json", "--key", "run.secret"),
     ("checkpoint", "show", "no/such/folder/with/a/checkpoint/of/a/run/that/has/a/long/name/step-100"),
     ("checkpoint", "convert", "run.secret", "new", "--to", "sealed", "--key", "run.secret"),
     ("plan",),

@@ -6,15 +6,21 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ringfence import cli
 from ringfence.admission.policy_file import policy_file
 from ringfence.admission.proofs import kinds, tdx
 from ringfence.config.settings import KNOWN
+from ringfence.errors import RecordError
+from ringfence.record import signing_key
 from scripts.site import reference
 from scripts.site.reference import FORMS, POLICY_KEYS, SETTINGS
+from tests.unit import record_samples
 from tests.unit.policy_readers import readers
 
 
@@ -66,3 +72,28 @@ def test_the_page_of_commands_has_every_command() -> None:
     names = {parser.prog for parser in reference.parsers(cli._parser())}
     assert len(names) > 20
     assert not {name for name in names if f"\n## {name}\n" not in reference.commands()}
+
+
+def hand_in(folder: Path, name: str, key: Ed25519PrivateKey, **changes: Any) -> None:
+    (folder / f"{name}.json").write_bytes(record_samples.record(**changes))
+    (folder / f"{name}.pem").write_bytes(signing_key.public_pem(key.public_key()))
+
+
+def test_records_are_listed_as_text(tmp_path: Path) -> None:
+    hand_in(tmp_path, "gpu", record_samples.KEY, environment={"device": "a|b <script> [c](d)\n| e", "torch": "2.13.0"})
+    row = reference.records(tmp_path).splitlines()[2]
+    assert "a&#124;b &lt;script&gt; &#91;c&#93;(d) &#124; e" in row
+    assert "| PASSED: 2 of 2 checks | 2026-11-18 12:00 UTC |" in row
+    assert row.count("|") == 9
+
+
+def test_a_record_that_its_key_did_not_sign_ends_the_build(tmp_path: Path) -> None:
+    hand_in(tmp_path, "gpu", record_samples.STRANGER)
+    with pytest.raises(RecordError, match="signed with another key"):
+        reference.records(tmp_path)
+
+
+def test_every_record_has_a_key_and_every_key_a_record() -> None:
+    records, public = ({file.stem for file in reference.RECORDS.glob(f"*.{end}")} for end in ("json", "pem"))
+    assert records and records == public
+    assert not [file for file in reference.RECORDS.iterdir() if file.suffix not in (".json", ".pem")]
