@@ -106,10 +106,20 @@ def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Questi
     compute = made.compute_seconds
     if question.every > 1:  # nothing to hide behind: the step's end is waited for, once in `every` steps
         return Step(compute + total.seconds / question.every, compute, total, len(made.steps))
-    ready = list(accumulate(seconds for _, seconds in made.steps))
+    first = compute if copies_block(hardware, variant) else 0.0
+    ready = [max(first, at) for at in accumulate(seconds for _, seconds in made.steps)]
     found = [(at, max(at, compute), costs[size]) for at, (size, _) in zip(ready, made.steps, strict=True)]
     finished = compute + waited(variant, found)
     return overlapped(hardware, variant, Step(finished, compute, total, len(made.steps)), question.workers, made.busy)
+
+
+def copies_block(hardware: Hardware, variant: Variant) -> bool:
+    """Return whether nothing is hidden behind computing: a confidential mode in which it stands still during copies.
+
+    Collectives still overlap each other: while one is on the network, the next one is copied.
+    """
+    confidential = bool(hardware["device", "copy_rate"]) and not hardware["device", "computing"]
+    return confidential and variant.name not in ("plaintext", "gloo")
 
 
 def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: float, busy: bool) -> Step:
@@ -128,6 +138,8 @@ def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: 
     total = FREE
     for each in collectives:
         total = total.plus(each)
+    if copies_block(hardware, variant):
+        finished = compute + total.seconds
     made = Step(finished, compute, total, len(collectives), of_buckets=False)
     return overlapped(hardware, variant, made, question.workers, busy)
 
@@ -159,12 +171,9 @@ def waited(variant: Variant, found: Sequence[tuple[float, float, Cost]]) -> floa
 def overlapped(hardware: Hardware, variant: Variant, made: Step, workers: int, busy: bool) -> Step:
     """Return the step with what the hardware makes of its overlap. Its seconds are those of full overlap before.
 
-    In a confidential mode whose copies block computing, nothing overlaps. Computing that takes the cores (`busy`) shares them
-    with communication: their core seconds add up. A calibrated machine has a fitted factor for what is left.
+    Computing that takes the cores (`busy`) shares them with communication: their core seconds add up. A calibrated machine
+    has a fitted factor for what is left.
     """
-    confidential = hardware["device", "copy_rate"] and not hardware["device", "computing"]
-    if confidential and variant.name not in ("plaintext", "gloo"):
-        return replace(made, seconds=made.compute + made.communication.seconds)
     fitted = fitted_figures(hardware, variant)
     if not busy:
         return replace(made, seconds=made.compute + made.exposed * (fitted["tail"] if fitted else 1.0))
