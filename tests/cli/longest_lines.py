@@ -67,7 +67,7 @@ NORMAL: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "convert", "run.secret", "new", "--to", "sealed", "--key", "run.secret"),
     ("plan",),
     ("plan", "--model", "llama-7b", "--hardware", "h100-ppcie", "--workers", "64"),
-    ("plan", "--model", "gpt2", "--hardware", "h100-cc", "--workers", "8", "--schedule", "doubling"),
+    ("plan", "--model", "gpt2", "--hardware", "h100-cc", "--workers", "8"),
     ("plan", "--strategy", "ring"),
     ("plan", "--strategy", "fsdp", "--model", "llama-7b", "--hardware", "h100-ppcie"),
     ("plan", "--parameters", "7e9", "--strategy", "fsdp", "--sweep"),

@@ -16,7 +16,7 @@ from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.cost import collective_cost, staged, without_device
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.schedules import SYMMETRIC, busiest, chain, copied, machines_of, schedule_of, tasks, usual
-from ringfence_lab.plan.steps import Question, all_reduce, step
+from ringfence_lab.plan.steps import Question, collective, step
 from ringfence_lab.plan.work import FREE, VARIANTS, Cost, load, stage_costs
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -168,7 +168,7 @@ def test_the_mean_on_machines_is_that_of_all_workers(identifier: ScheduleId, per
 def test_one_worker_pays_nothing() -> None:
     profile = hardware.load("tdx-10g")
     assert collective_cost(profile, VARIANTS["ringfence"], ScheduleId.ALL_REDUCE_RING, 1, MIB) is FREE
-    assert all_reduce(profile, VARIANTS["ringfence"], "table", 1, MIB) is FREE
+    assert collective(profile, VARIANTS["ringfence"], "all_reduce", 1, MIB) is FREE
     alone = step(profile, VARIANTS["ringfence"], Question(models.load("gpt2"), 1, compute_seconds=1.0))
     assert alone.seconds == pytest.approx(1.0)
 

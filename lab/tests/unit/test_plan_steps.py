@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.errors import ConfigurationError
 from ringfence_lab.plan import hardware, models, published
 from ringfence_lab.plan.recommend import CAPS, WORKERS, plan, sweep
-from ringfence_lab.plan.steps import Question, all_reduce, step
+from ringfence_lab.plan.steps import Question, collective, step
 from ringfence_lab.plan.work import VARIANTS
 
 GPT2 = models.load("gpt2")
@@ -65,6 +64,17 @@ def test_computing_on_the_same_cores_hides_nothing() -> None:
     assert found.exposed == pytest.approx(found.communication.cpu, rel=0.01)
 
 
+@settings(max_examples=12, deadline=None)
+@given(name=names, workers=st.sampled_from([2, 8, 64, 512]), model=st.sampled_from(["resnet50", "gpt2-xl"]))
+def test_advice_never_makes_it_worse(name: str, workers: int, model: str) -> None:
+    profile = hardware.load(name)
+    found = plan(profile, Question(models.load(model), workers))
+    assert found.tuned["ringfence"].seconds <= found.variants["ringfence"].seconds * 1.000001
+    assert all(each.gain >= 0.01 for each in found.advice)
+    assert {each.lever for each in found.advice} <= {"bucket", "channels", "bucket and channels"}
+    assert all(" channels" in each.value for each in found.advice if "channels" in each.lever)
+
+
 def test_fewer_synchronisations_cost_less() -> None:
     profile = hardware.load("tdx-10g")
     often = step(profile, VARIANTS["ringfence"], Question(GPT2, 64, every=10))
@@ -72,36 +82,7 @@ def test_fewer_synchronisations_cost_less() -> None:
     assert often.exposed == pytest.approx(10 * seldom.exposed)
 
 
-def test_two_levels_pay_off_where_workers_share_a_fast_node() -> None:
-    profile = hardware.load("h100-ppcie")
-    flat, two = (all_reduce(profile, VARIANTS["ringfence"], name, 64, 1e8).seconds for name in ("ring", "two-levels"))
-    assert two < flat / 2
-    alone = hardware.load("tdx-100g")  # one worker a machine: there is no second level
-    assert all_reduce(alone, VARIANTS["ringfence"], "two-levels", 64, 1e8).seconds == pytest.approx(
-        all_reduce(alone, VARIANTS["ringfence"], "ring", 64, 1e8).seconds
-    )
-
-
-def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="two-levels"):
-        all_reduce(hardware.load("tdx-10g"), VARIANTS["ringfence"], "telepathy", 4, 1e6)
-
-
-@settings(max_examples=12, deadline=None)
-@given(name=names, workers=st.sampled_from([2, 8, 64, 512]), model=st.sampled_from(["resnet50", "gpt2-xl"]))
-def test_advice_never_makes_it_worse(name: str, workers: int, model: str) -> None:
-    profile = hardware.load(name)
-    found = plan(profile, Question(models.load(model), workers))
-    assert found.tuned["ringfence"].seconds <= found.variants["ringfence"].seconds * 1.000001
-    assert found.all_levers.seconds <= found.tuned["ringfence"].seconds * 1.000001
-    assert all(each.gain >= 0.01 for each in found.advice if each.lever != "every")
-    built = [each for each in found.advice if each.built]
-    assert {each.lever for each in built} <= {"bucket", "channels", "bucket and channels"}
-    assert all(" channels" in each.value for each in built if "channels" in each.lever)
-
-
 def test_workers_of_one_machine_cost_less_than_as_many_machines() -> None:
-    """Eight workers on two machines: the runtime's own choice is two levels, so no schedule is recommended."""
     profile = hardware.load("tdx-25g")
     two = profile.with_values(node_workers=4)
     sealed_inside = two.with_values(inside_sealed=1)
@@ -110,18 +91,12 @@ def test_workers_of_one_machine_cost_less_than_as_many_machines() -> None:
     )
     assert found.communication.seconds < flat.communication.seconds
     assert found.communication.terms["crypto"] < alone.communication.terms["crypto"]
-    advised = plan(two, Question(GPT2, 8)).advice
-    assert not any("schedule" in each.lever for each in advised)
-    named = step(two, VARIANTS["ringfence"], Question(GPT2, 8, schedule="two-levels", cap_mib=100))
-    assert named.seconds == pytest.approx(
-        step(two, VARIANTS["ringfence"], Question(GPT2, 8, cap_mib=100)).seconds, rel=0.05
-    )
 
 
 def test_channels_gain_nothing_inside_a_machine() -> None:
     inside, between = (hardware.load("tdx-25g").with_values(node_workers=count) for count in (8, 1))
     costs = [
-        [all_reduce(each, VARIANTS["ringfence"], "table", 8, 1e8, n).seconds for n in (1, 4)]
+        [collective(each, VARIANTS["ringfence"], "all_reduce", 8, 1e8, n).seconds for n in (1, 4)]
         for each in (inside, between)
     ]
     assert costs[0][0] == costs[0][1]
@@ -130,26 +105,9 @@ def test_channels_gain_nothing_inside_a_machine() -> None:
 
 def test_inside_a_machine_nothing_is_sealed() -> None:
     profile = hardware.load("tdx-25g").with_values(node_workers=8)
-    sealed, plain = (all_reduce(profile, VARIANTS[name], "table", 8, 1e8) for name in ("ringfence", "plaintext"))
+    sealed, plain = (collective(profile, VARIANTS[name], "all_reduce", 8, 1e8) for name in ("ringfence", "plaintext"))
     assert sealed.terms.get("crypto", 0.0) == 0.0 and sealed.terms.get("wire", 0.0) == 0.0
     assert sealed.seconds == pytest.approx(plain.seconds)
-
-
-def test_a_better_schedule_is_advised_as_not_built() -> None:
-    """The runtime's table chooses: a question with a slow schedule names a faster one, and that it is not implemented."""
-    profile = hardware.load("tdx-100g")
-    found = plan(profile, Question(GPT2, 8, schedule="doubling"))
-    (advised,) = [each for each in found.advice if "schedule" in each.lever]
-    assert not advised.built
-    assert "table chooses" in advised.why
-    assert found.tuned["ringfence"].seconds > found.synchronous.seconds
-
-
-def test_a_requested_schedule_is_not_advised_again() -> None:
-    profile = hardware.load("h100-ppcie")
-    found = plan(profile, Question(GPT2, 64, schedule="two-levels"))
-    assert not any("schedule" in each.lever for each in found.advice)
-    assert {each.lever for each in found.advice if each.built} <= {"bucket", "channels", "bucket and channels"}
 
 
 @settings(max_examples=12, deadline=None)
@@ -164,7 +122,7 @@ def test_plaintext_is_compared_at_what_is_best_for_plaintext(name: str, workers:
 
 def test_buckets_are_chosen_again_for_more_channels() -> None:
     profile, question = hardware.load("tdx-100g"), Question(models.load("gpt2-xl"), 16_384)
-    best = replace(plan(profile, question).best, every=1)
+    best = plan(profile, question).best
     assert best.channels > 1
     least = min(step(profile, VARIANTS["ringfence"], replace(best, cap_mib=cap)).seconds for cap in CAPS)
     assert step(profile, VARIANTS["ringfence"], best).seconds <= least * 1.016
@@ -175,7 +133,7 @@ def test_advice_is_what_its_gains_say() -> None:
     profile = hardware.load("tdx-100g")
     found = plan(profile, Question(models.load("gpt2-xl"), 64))
     again = step(profile, VARIANTS["ringfence"], found.best)
-    assert again.seconds == pytest.approx(found.all_levers.seconds)
+    assert again.seconds == pytest.approx(found.tuned["ringfence"].seconds)
     product = math.prod(1 - each.gain for each in found.advice)
     assert found.variants["ringfence"].seconds * product == pytest.approx(again.seconds)
 

@@ -17,7 +17,7 @@ from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
 from ringfence_lab.cli import plan_checks, plan_counts, plan_views
 from ringfence_lab.plan import hardware, models
-from ringfence_lab.plan.steps import SCHEDULES, STRATEGIES
+from ringfence_lab.plan.steps import STRATEGIES
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -121,15 +121,11 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wire", choices=("float32", "bfloat16"), help="if they are sent as another type")
     parser.add_argument(
         "--strategy",
-        type=_strategy,
+        choices=STRATEGIES,
         default="ddp",
-        metavar="ddp|fsdp",
         help="all-reduces of DDP's buckets, or all-gathers and reduce-scatters of FSDP's units (default: ddp)",
     )
     parser.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="DDP's setting (default: DDP's own)")
-    parser.add_argument(
-        "--schedule", choices=SCHEDULES, default="table", help="of DDP's all-reduces (default: the runtime's choice)"
-    )
     parser.add_argument("--unit-blocks", type=_count, metavar="N", help="blocks in a unit of FSDP (default: 1)")
     parser.add_argument(
         "--keep-parameters", action="store_true", help="FSDP with reshard_after_forward=False: gathers once in a step"
@@ -351,7 +347,6 @@ def _question(options: argparse.Namespace) -> Question:
         cap_mib=options.bucket_cap_mb,
         bytes_each=width[options.dtype],
         samples=options.samples,
-        schedule=options.schedule,
         channels=options.channels,
         every=options.every,
         wire_bytes=width[options.wire or options.dtype],
@@ -365,7 +360,7 @@ def _question(options: argparse.Namespace) -> Question:
 # Options of one strategy that have to keep their default with the other.
 _GIVEN: dict[str, dict[str, Any]] = {
     "ddp": {"unit_blocks": None, "keep_parameters": False},
-    "fsdp": {"bucket_cap_mb": None, "schedule": "table", "every": 1},
+    "fsdp": {"bucket_cap_mb": None, "every": 1},
 }
 
 
@@ -374,13 +369,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 7e9") from None
-
-
-def _strategy(text: str) -> str:
-    if text in STRATEGIES:
-        return text
-    hint = f": use --schedule {text}" if text in SCHEDULES else f", only {' and '.join(STRATEGIES)}"
-    raise argparse.ArgumentTypeError(f"{text!r} is not a strategy{hint}")
 
 
 def _workers(text: str) -> int:

@@ -54,8 +54,6 @@ def plan_text(profile: Hardware, plan: Plan) -> str:
     if not profile["inside", "sealed"] and (per_machine := int(profile["node", "workers"])) > 1:
         shared = min(per_machine, plan.question.workers)
         lines.append(wrap(f"{shared:,} workers on a machine, which share memory; sealed between machines"))
-    if plan.question.schedule != "table":
-        lines.append(wrap(f"schedule: {plan.question.schedule}, as asked; the runtime has no setting for it"))
     if plan.question.model.name not in models.names():
         lines.append(wrap(f"model: {plan.question.model.source}"))
     lines += ["", variants_text(plan.variants), "", wrap(terms_text(plan.variants["ringfence"])), ""]
@@ -68,28 +66,15 @@ def plan_text(profile: Hardware, plan: Plan) -> str:
 def _recommended(plan: Plan) -> list[str]:
     if not plan.advice:
         return ["recommended: change nothing; no other setting saves 1 %"]
-    built, later = ([each for each in plan.advice if each.built is built] for built in (True, False))
-    lines = []
-    if built:
-        rows = [[f"  {each.lever}", each.value, share_text(each.gain), each.why] for each in built]
-        lines += ["recommended now:", table([["  lever", "set it to", "saves", "because"], *rows])]
-        lines.append(
-            wrap(
-                f"with it: {seconds_text(plan.tuned['ringfence'].seconds)} a step, sealing "
-                f"{plan.tuned_overhead - 1:+.1%} over plaintext with {_best(plan.question)}"
-            )
-        )
-    else:
-        lines.append("recommended now: change nothing; no setting that exists saves 1 %")
-    if later:
-        rows = [[f"  {each.lever}", each.value, share_text(each.gain), each.needs] for each in later]
-        lines += [
-            "",
-            wrap("not available yet, each on top of those before:"),
-            table([["  lever", "set it to", "saves", "would need"], *rows]),
-            f"with all of it: {seconds_text(plan.all_levers.seconds)} a step",
-        ]
-    return lines
+    rows = [[f"  {each.lever}", each.value, share_text(each.gain), each.why] for each in plan.advice]
+    return [
+        "recommended:",
+        table([["  lever", "set it to", "saves", "because"], *rows]),
+        wrap(
+            f"with it: {seconds_text(plan.tuned['ringfence'].seconds)} a step, sealing "
+            f"{plan.tuned_overhead - 1:+.1%} over plaintext with {_best(plan.question)}"
+        ),
+    ]
 
 
 def _short(advice: Advice) -> str:
@@ -163,14 +148,12 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
                 "copies" if sealed.dominant == "host-device copy" else sealed.dominant,
                 seconds_text(plan.tuned["ringfence"].seconds),
                 f"{plan.tuned_overhead:.2f}",
-                ", ".join(_short(each) for each in plan.advice if each.built) or "as asked",
+                ", ".join(_short(each) for each in plan.advice) or "as asked",
             ]
         )
     head = f"{wrap(question_text(plans[0].question))}\n{wrap(f'on {profile.title}')}\n"
     foot = wrap(
-        f"plain: plaintext over the same schedules. tuned: sealed and plaintext each with {_best(plans[0].question)}. "
-        "`ringfence plan --workers N` also "
-        "lists what would help and is not available yet."
+        f"plain: plaintext over the same schedules. tuned: sealed and plaintext each with {_best(plans[0].question)}."
     )
     return "\n".join([head, table(rows), "", foot, *assumed_text(profile)])
 
@@ -191,8 +174,6 @@ def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
                 "advice": [asdict(each) for each in plan.advice],
                 "tuned": {name: step_json(step) for name, step in plan.tuned.items()},
                 "tuned_over_plaintext": plan.tuned_overhead,
-                "synchronous": step_json(plan.synchronous),
-                "all_levers": step_json(plan.all_levers),
             }
             for plan in plans
         ],

@@ -16,7 +16,7 @@ from ringfence_lab.accelerator import tee
 from ringfence_lab.plan import models
 from ringfence_lab.plan.fit import Vector, nearest
 from ringfence_lab.plan.hardware import FIGURES, FROM_STUDY, Figure, Hardware, load
-from ringfence_lab.plan.steps import Question, all_reduce, replayed
+from ringfence_lab.plan.steps import Question, collective, replayed
 from ringfence_lab.plan.traces import as_replayed
 from ringfence_lab.plan.work import VARIANTS
 
@@ -69,14 +69,14 @@ def predict(hardware: Hardware, row: Row) -> float:
 def _seconds(hardware: Hardware, row: Row) -> float:
     variant, workers = VARIANTS[_VARIANTS[row["variant"]]], int(row["workers"])
     if row["operation"]:
-        return all_reduce(hardware, variant, "ring", workers, float(row["size"])).seconds
+        return collective(hardware, variant, "all_reduce", workers, float(row["size"]), ring=True).seconds
     model, bucket = models.load(row["model"]), row["bucket_mb"]
     speed = hardware["compute", "flops"] * hardware["compute", "utilisation"]
     compute = model.step_flops(row["samples"]) / speed / row["scaled"]
     made = as_replayed(model, bucket, 4, compute, False, row["scaled"])
     if made.bytes > _REPLAYED:
         variant = replace(variant, at_once=1)
-    return replayed(hardware, variant, made, Question(model, workers, bucket, schedule="ring")).seconds
+    return replayed(hardware, variant, made, Question(model, workers, bucket, ring=True)).seconds
 
 
 def calibrate(rows: Iterable[Row], preset: str) -> Hardware:

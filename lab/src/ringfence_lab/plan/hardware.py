@@ -33,7 +33,6 @@ FIGURES: Final[dict[tuple[str, str], tuple[str, float, str]]] = {
     ("core", "switch"): ("µs", 1e-6, "what a message waits for each worker that a core has to share with"),
     ("memory", "rate"): ("GB/s", 1e9, "of a node: what all stages of all its workers read and write"),
     ("inside", "rate"): ("GB/s", 1e9, "between two workers of a node, each way; 0: as outside, through the host"),
-    ("inside", "latency"): ("µs", 1e-6, "between two workers of a node"),
     ("inside", "sealed"): ("", 1, "1: ringfence seals inside a node too (same_host); 0: its workers share memory"),
     ("inside", "copy"): ("ns/B", 1e-9, "to memory that workers of a node share, or from it"),
     ("inside", "message"): ("µs", 1e-6, "per-message overhead inside a node: of a segment, at each of its ends"),

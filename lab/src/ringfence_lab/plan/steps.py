@@ -10,22 +10,15 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
-from ringfence.collectives import ScheduleId, Thresholds
-from ringfence.errors import ConfigurationError
+from ringfence.collectives import ScheduleId
 from ringfence_lab.plan import fsdp
 from ringfence_lab.plan.cost import collective_cost, shared_by, staging
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.models import Model
-from ringfence_lab.plan.schedules import STAGED, busiest, schedule_of
+from ringfence_lab.plan.schedules import STAGED, schedule_of
 from ringfence_lab.plan.traces import Trace, trace
-from ringfence_lab.plan.work import FREE, Cost, Variant, fitted_figures, load
+from ringfence_lab.plan.work import FREE, Cost, Variant, fitted_figures
 
-FLAT: Final = {
-    "ring": ScheduleId.ALL_REDUCE_RING,
-    "halving": ScheduleId.ALL_REDUCE_HALVING,
-    "doubling": ScheduleId.ALL_REDUCE_DOUBLING,
-}
-SCHEDULES: Final = ("table", *FLAT, "two-levels")
 STRATEGIES: Final = ("ddp", "fsdp")
 _EVERYTHING: Final = 1 << 62  # a trace that is not cut
 
@@ -39,7 +32,7 @@ class Question:
     cap_mib: float | None = None
     bytes_each: int = 4
     samples: int = 8  #       of the training data, for each worker and step
-    schedule: str = "table"  # of DDP's all-reduces
+    ring: bool = False  #     whether DDP's all-reduces are rings, not what the runtime chooses
     channels: int = 1  #      connections and threads of a link between machines
     every: int = 1  #         synchronise once in so many steps
     wire_bytes: int = 4  #    of an element on the wire; buckets are cut by `bytes_each`
@@ -94,11 +87,10 @@ def step(hardware: Hardware, variant: Variant, question: Question) -> Step:
 def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Question) -> Step:
     """Return the cost of a trace."""
     shrunk, narrow = question.wire_bytes / question.bytes_each, question.wire_bytes == 2
-    around = (question.channels, narrow, question.per_machine)
+    around = (question.channels, narrow, question.per_machine, question.ring)
     counted = Counter(size for size, _ in made.steps)
     costs = {
-        size: all_reduce(hardware, variant, question.schedule, question.workers, size * shrunk, *around)
-        for size in counted
+        size: collective(hardware, variant, "all_reduce", question.workers, size * shrunk, *around) for size in counted
     }
     total = FREE
     for size, times in counted.items():
@@ -187,36 +179,6 @@ def overlapped(hardware: Hardware, variant: Variant, made: Step, workers: int, b
 
 
 @lru_cache(maxsize=4096)
-def all_reduce(
-    hardware: Hardware,
-    variant: Variant,
-    schedule: str,
-    workers: int,
-    whole: float,
-    channels: int = 1,
-    narrow: bool = False,
-    per_machine: int | None = None,
-) -> Cost:
-    """Return the cost of one all-reduce of a step, with the runtime's choice (`table`) or a named schedule.
-
-    `per_machine`: how many workers share a machine's memory, if not as the hardware says. Raises ConfigurationError for an
-    unknown schedule.
-    """
-    if schedule not in SCHEDULES:
-        raise ConfigurationError(f"no schedule is called {schedule!r}: {', '.join(SCHEDULES)}")
-    shared = shared_by(hardware) if per_machine is None else per_machine
-    if workers < 2 or schedule == "table" or variant.name in ("gloo", "hop-by-hop"):  # these have a ring and no other
-        return collective(hardware, variant, "all_reduce", workers, whole, channels, narrow, shared)
-    if schedule == "two-levels" and hierarchical_possible(hardware, workers):
-        return _over_devices(hardware, variant, workers, whole, channels, narrow)
-    identifier = FLAT.get(schedule, FLAT["ring"])
-    if schedule == "two-levels" and shared > 1 and workers % shared == 0:
-        many = workers // shared > Thresholds().ring_group
-        identifier = ScheduleId.ALL_REDUCE_TWO_LEVELS_HALVING if many else ScheduleId.ALL_REDUCE_TWO_LEVELS
-    return _of_a_step(hardware, variant, identifier, workers, whole, channels, narrow, shared)
-
-
-@lru_cache(maxsize=4096)
 def collective(
     hardware: Hardware,
     variant: Variant,
@@ -226,59 +188,21 @@ def collective(
     channels: int = 1,
     narrow: bool = False,
     per_machine: int | None = None,
+    ring: bool = False,
 ) -> Cost:
-    """Return the cost of one collective of `whole` bytes in a step, with the variant's own choice of a schedule."""
+    """Return the cost of one collective of `whole` bytes in a step: others run at the same time, and the caches are cold.
+
+    `per_machine`: how many workers share a machine's memory, if not as the hardware says. `ring`: an all-reduce is one,
+    whatever the variant would choose.
+    """
     if workers < 2:
         return FREE
     shared = shared_by(hardware) if per_machine is None else per_machine
-    identifier = schedule_of(variant.name, operation, workers, int(whole), shared)
-    found = _of_a_step(hardware, variant, identifier, workers, whole, channels, narrow, per_machine)
+    chosen = schedule_of(variant.name, operation, workers, int(whole), shared)
+    identifier = ScheduleId.ALL_REDUCE_RING if ring else chosen
+    found = collective_cost(
+        hardware, variant, identifier, workers, whole, channels, None, variant.at_once, math.inf, narrow, shared
+    )
     if variant.name == "gloo" and operation in STAGED:
         found = found.plus(staging(hardware, variant, workers, whole, max(1, int(hardware["node", "workers"]))))
     return found
-
-
-def _of_a_step(
-    hardware: Hardware,
-    variant: Variant,
-    identifier: ScheduleId,
-    workers: int,
-    whole: float,
-    channels: int,
-    narrow: bool,
-    per_machine: int | None = None,
-) -> Cost:
-    """Return the cost of a collective in a step: others run at the same time, and the caches are cold."""
-    return collective_cost(
-        hardware, variant, identifier, workers, whole, channels, None, variant.at_once, math.inf, narrow, per_machine
-    )
-
-
-def hierarchical_possible(hardware: Hardware, workers: int) -> bool:
-    """Return whether devices of a machine have links of their own, and there are only full machines."""
-    together = int(hardware["node", "workers"])
-    return bool(hardware["inside", "rate"]) and together > 1 and workers >= together and workers % together == 0
-
-
-def _over_devices(
-    hardware: Hardware, variant: Variant, workers: int, whole: float, channels: int, narrow: bool
-) -> Cost:
-    """Return the cost of two levels whose inner one uses the links of a machine's devices (NVLink).
-
-    The runtime has no such schedule: inside a machine it copies through memory that workers share.
-    """
-    together = int(hardware["node", "workers"])
-    lone = _one_of(hardware, together)
-    outer = _of_a_step(lone, variant, FLAT["ring"], workers // together, whole / together, channels, narrow, 1)
-    counted, _ = busiest(FLAT["ring"], together)
-    wire = load(variant, counted[0], whole).sent / hardware["inside", "rate"]
-    latency = 2 * (together - 1) * hardware["inside", "latency"]
-    return outer.plus(Cost(wire + latency, {"wire": wire, "latency": latency}, "network", wire))
-
-
-@lru_cache(maxsize=64)
-def _one_of(hardware: Hardware, together: int) -> Hardware:
-    """Return a worker's share of its node while all workers of the node communicate at once."""
-    rate, cores = (hardware.figures[key].value / together for key in (("network", "rate"), ("node", "cores")))
-    memory = hardware.figures["memory", "rate"].value / together
-    return hardware.with_values(network_rate=rate, node_cores=max(1.0, cores), node_workers=1, memory_rate=memory)
