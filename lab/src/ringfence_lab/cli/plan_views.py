@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ringfence_lab.plan.hardware import Hardware
     from ringfence_lab.plan.models import Model
     from ringfence_lab.plan.recommend import Advice, Plan
-    from ringfence_lab.plan.steps import Question, Step
+    from ringfence_lab.plan.steps import Question, StepCost
 
 _NAMES = {
     "gloo": "plaintext Gloo",
@@ -93,7 +93,7 @@ def assumed_text(profile: Hardware) -> list[str]:
     ]
 
 
-def variants_text(variants: dict[str, Step]) -> str:
+def variants_text(variants: dict[str, StepCost]) -> str:
     """Lay out the variants of a step, a row each."""
     plain = variants["plaintext"].seconds
     rows = [["", "step", "computing", "communication", "of it hidden", "over plaintext", "dominated by"]]
@@ -114,7 +114,7 @@ def variants_text(variants: dict[str, Step]) -> str:
     return table(rows)
 
 
-def terms_text(step: Step) -> str:
+def terms_text(step: StepCost) -> str:
     """The sealed step by term, largest first."""
     parts = sorted(((value, term) for term, value in step.terms.items() if value > 0.001 * step.seconds), reverse=True)
     shown = ", ".join(f"{term} {share_text(value / step.seconds)}" for value, term in parts)
@@ -180,7 +180,7 @@ def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
     }
 
 
-def step_json(step: Step) -> dict[str, Any]:
+def step_json(step: StepCost) -> dict[str, Any]:
     return {
         "seconds": step.seconds,
         "compute": step.compute,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.steps import Question, Step, step
+from ringfence_lab.plan.steps import Question, StepCost, step
 from ringfence_lab.plan.work import VARIANTS
 
 CAPS: Final = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 1000.0)
@@ -41,8 +41,8 @@ class Plan:
 
     question: Question
     best: Question
-    variants: dict[str, Step]  # as asked, by variant
-    tuned: dict[str, Step]  # sealed as recommended, plaintext as is best for plaintext
+    variants: dict[str, StepCost]  # as asked, by variant
+    tuned: dict[str, StepCost]  # sealed as recommended, plaintext as is best for plaintext
     advice: tuple[Advice, ...]
 
     @property
@@ -64,7 +64,7 @@ def plan(hardware: Hardware, question: Question) -> Plan:
     return Plan(question, best, variants, tuned, tuple(each for each, _, _ in pulled))
 
 
-def _in_the_clear(hardware: Hardware, question: Question, sealed: Question) -> Step:
+def _in_the_clear(hardware: Hardware, question: Question, sealed: Question) -> StepCost:
     """Return plaintext with what is best for it, or as the sealed variant if that is better.
 
     So the cost of sealing is relative to the best plaintext.
@@ -74,7 +74,7 @@ def _in_the_clear(hardware: Hardware, question: Question, sealed: Question) -> S
     return min((step(hardware, VARIANTS["plaintext"], each) for each in choices), key=lambda found: found.seconds)
 
 
-def _pulled(hardware: Hardware, question: Question, variant: str) -> Iterator[tuple[Advice, Question, Step]]:
+def _pulled(hardware: Hardware, question: Question, variant: str) -> Iterator[tuple[Advice, Question, StepCost]]:
     """Yield the levers that save enough for this variant, each on top of those before."""
     now = step(hardware, VARIANTS[variant], question)
     for choices in _levers(hardware, question):
@@ -120,8 +120,8 @@ def _levers(hardware: Hardware, question: Question) -> Iterator[list[dict[str, A
 
 
 def _better(
-    hardware: Hardware, variant: str, question: Question, now: Step, choices: list[dict[str, Any]]
-) -> tuple[Question, Step] | None:
+    hardware: Hardware, variant: str, question: Question, now: StepCost, choices: list[dict[str, Any]]
+) -> tuple[Question, StepCost] | None:
     """Return, of all choices within 0.5 % of the best, the one that changes least; None if it saves too little."""
     asked = [replace(question, **choice) for choice in choices]
     predicted = [(each, step(hardware, VARIANTS[variant], each)) for each in asked]
@@ -143,7 +143,7 @@ def _value_text(lever: str, value: object) -> str:
     return str(value)
 
 
-def _why(before: Step, after: Step) -> str:
+def _why(before: StepCost, after: StepCost) -> str:
     what = "buckets" if before.of_buckets else "collectives"
     counts = f"{before.buckets} {what} become {after.buckets}; " if before.buckets != after.buckets else ""
     return f"{counts}{before.communication.dominant} dominated, now {after.communication.dominant}"

@@ -44,7 +44,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCost:
     """The predicted cost of a step, and its parts."""
 
     seconds: float
@@ -70,7 +70,7 @@ class Step:
         return max(self.terms, key=lambda term: self.terms[term])
 
 
-def step(hardware: Hardware, variant: Variant, question: Question) -> Step:
+def step(hardware: Hardware, variant: Variant, question: Question) -> StepCost:
     """Return the cost of one training step, on average over `every` steps."""
     compute = question.compute_seconds
     if compute is None:
@@ -84,7 +84,7 @@ def step(hardware: Hardware, variant: Variant, question: Question) -> Step:
     return replayed(hardware, variant, made, question)
 
 
-def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Question) -> Step:
+def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Question) -> StepCost:
     """Return the cost of a trace."""
     shrunk, narrow = question.wire_bytes / question.bytes_each, question.wire_bytes == 2
     around = (question.channels, narrow, question.per_machine, question.ring)
@@ -97,12 +97,14 @@ def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Questi
         total = total.plus(costs[size].times(times))
     compute = made.compute_seconds
     if question.every > 1:  # nothing to hide behind: the step's end is waited for, once in `every` steps
-        return Step(compute + total.seconds / question.every, compute, total, len(made.steps))
+        return StepCost(compute + total.seconds / question.every, compute, total, len(made.steps))
     first = compute if copies_block(hardware, variant) else 0.0
     ready = [max(first, at) for at in accumulate(seconds for _, seconds in made.steps)]
     found = [(at, max(at, compute), costs[size]) for at, (size, _) in zip(ready, made.steps, strict=True)]
     finished = compute + waited(variant, found)
-    return overlapped(hardware, variant, Step(finished, compute, total, len(made.steps)), question.workers, made.busy)
+    return overlapped(
+        hardware, variant, StepCost(finished, compute, total, len(made.steps)), question.workers, made.busy
+    )
 
 
 def copies_block(hardware: Hardware, variant: Variant) -> bool:
@@ -114,7 +116,7 @@ def copies_block(hardware: Hardware, variant: Variant) -> bool:
     return confidential and variant.name not in ("plaintext", "gloo")
 
 
-def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: float, busy: bool) -> Step:
+def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: float, busy: bool) -> StepCost:
     """Return the cost of a step with FSDP. Parameters and gradients are sent with `wire_bytes` per element."""
     found = fsdp.units(question.model, question.blocks)
     gathers, scatters = (
@@ -132,7 +134,7 @@ def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: 
         total = total.plus(each)
     if copies_block(hardware, variant):
         finished = compute + total.seconds
-    made = Step(finished, compute, total, len(collectives), of_buckets=False)
+    made = StepCost(finished, compute, total, len(collectives), of_buckets=False)
     return overlapped(hardware, variant, made, question.workers, busy)
 
 
@@ -160,7 +162,7 @@ def waited(variant: Variant, found: Sequence[tuple[float, float, Cost]]) -> floa
     return late
 
 
-def overlapped(hardware: Hardware, variant: Variant, made: Step, workers: int, busy: bool) -> Step:
+def overlapped(hardware: Hardware, variant: Variant, made: StepCost, workers: int, busy: bool) -> StepCost:
     """Return the step with what the hardware makes of its overlap. Its seconds are those of full overlap before.
 
     Computing that takes the cores (`busy`) shares them with communication: their core seconds add up. A calibrated machine
