@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ringfence.cli.terminal import command, table, wrap
-from ringfence_lab.plan import models
+from ringfence_lab.plan import models, nccl
 from ringfence_lab.plan.hardware import FIGURES, VARIANT_FIGURES
 
 if TYPE_CHECKING:
@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from ringfence_lab.plan.steps import Question, StepCost
 
 _NAMES = {
+    "nccl": "NCCL, unprotected",
     "gloo": "plaintext Gloo",
     "plaintext": "plaintext, same schedules",
     "ringfence-unsealed": "ringfence without sealing",
     "ringfence": "ringfence",
     "hop-by-hop": "sealed hop by hop",
 }
+
+
+_NCCL = f"in the clear, GPUs outside confidential mode; {nccl.SOURCE}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -59,6 +63,9 @@ def plan_text(profile: Hardware, plan: Plan) -> str:
     lines += ["", variants_text(plan.variants), "", wrap(terms_text(plan.variants["ringfence"])), ""]
     what = "confidential mode and sealing cost" if profile["device", "copy_rate"] else "sealing costs"
     lines.append(wrap(f"{what} {plan.overhead - 1:+.1%} over the same schedules in the clear"))
+    if "nccl" in plan.variants:
+        times = plan.variants["ringfence"].seconds / plan.variants["nccl"].seconds
+        lines.append(wrap(f"ringfence takes {times:.1f} times as long as NCCL, which is unprotected: {_NCCL}"))
     lines += ["", *_recommended(plan), "", *assumed_text(profile)]
     return "\n".join([*lines, *map(wrap, profile.notes)])
 
@@ -123,10 +130,11 @@ def terms_text(step: StepCost) -> str:
 
 def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
     """All scales: the sealed step, its cost over plaintext, and what is recommended there."""
+    clear = [name for name in ("nccl", "plaintext") if name in plans[0].variants]
     rows = [
         [
             "workers",
-            "plain",
+            *("NCCL" if name == "nccl" else "plain" for name in clear),
             "ringfence",
             "over it",
             "hop by hop",
@@ -141,7 +149,7 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
         rows.append(
             [
                 f"{plan.question.workers:,}",
-                seconds_text(plan.variants["plaintext"].seconds),
+                *(seconds_text(plan.variants[name].seconds) for name in clear),
                 seconds_text(sealed.seconds),
                 f"{plan.overhead:.2f}",
                 seconds_text(plan.variants["hop-by-hop"].seconds),
@@ -152,10 +160,12 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
             ]
         )
     head = f"{wrap(question_text(plans[0].question))}\n{wrap(f'on {profile.title}')}\n"
-    foot = wrap(
+    foot = (
         f"plain: plaintext over the same schedules. tuned: sealed and plaintext each with {_best(plans[0].question)}."
     )
-    return "\n".join([head, table(rows), "", foot, *assumed_text(profile)])
+    if "nccl" in clear:
+        foot += f" NCCL: unprotected, {_NCCL}."
+    return "\n".join([head, table(rows), "", wrap(foot), *assumed_text(profile)])
 
 
 def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:

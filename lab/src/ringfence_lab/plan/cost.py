@@ -28,6 +28,7 @@ from ringfence_lab.plan.schedules import (
     usual,
 )
 from ringfence_lab.plan.work import (
+    CLEAR,
     FREE,
     ON_THE_WIRE,
     Cost,
@@ -225,7 +226,7 @@ def _message(
 
 def _copy_figures(hardware: Hardware, variant: Variant) -> tuple[float, float]:
     """Return the rate and the overhead of a host-device copy."""
-    plain = "plain_" if variant.name in ("plaintext", "gloo") else ""
+    plain = "plain_" if variant.name in CLEAR else ""
     return hardware["device", f"{plain}copy_rate"], hardware["device", f"{plain}copy_overhead"]
 
 

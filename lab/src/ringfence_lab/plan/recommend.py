@@ -92,9 +92,10 @@ def _pulled(hardware: Hardware, question: Question, variant: str) -> Iterator[tu
 
 
 def shown(hardware: Hardware) -> list[str]:
-    """Return the variants that a plan shows: Gloo only where it was measured."""
+    """Return the variants that a plan shows: Gloo only where it was measured, NCCL where there are GPUs."""
     gloo = ["gloo"] if "gloo" in hardware.variants else []
-    return [*gloo, "plaintext", "ringfence-unsealed", "ringfence", "hop-by-hop"]
+    nccl = ["nccl"] if hardware["device", "copy_rate"] else []
+    return [*nccl, *gloo, "plaintext", "ringfence-unsealed", "ringfence", "hop-by-hop"]
 
 
 _FIELDS: Final = {

@@ -11,13 +11,13 @@ from itertools import accumulate
 from typing import Final
 
 from ringfence.collectives import ScheduleId
-from ringfence_lab.plan import fsdp
+from ringfence_lab.plan import fsdp, nccl
 from ringfence_lab.plan.cost import collective_cost, shared_by, staging
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.models import Model
 from ringfence_lab.plan.schedules import STAGED, schedule_of
 from ringfence_lab.plan.traces import Trace, trace
-from ringfence_lab.plan.work import FREE, Cost, Variant, fitted_figures
+from ringfence_lab.plan.work import CLEAR, FREE, Cost, Variant, fitted_figures
 
 STRATEGIES: Final = ("ddp", "fsdp")
 _EVERYTHING: Final = 1 << 62  # a trace that is not cut
@@ -113,7 +113,7 @@ def copies_block(hardware: Hardware, variant: Variant) -> bool:
     Collectives still overlap each other: while one is on the network, the next one is copied.
     """
     confidential = bool(hardware["device", "copy_rate"]) and not hardware["device", "computing"]
-    return confidential and variant.name not in ("plaintext", "gloo")
+    return confidential and variant.name not in CLEAR
 
 
 def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: float, busy: bool) -> StepCost:
@@ -199,6 +199,8 @@ def collective(
     """
     if workers < 2:
         return FREE
+    if variant.name == "nccl":
+        return nccl.collective_cost(hardware, operation, workers, whole)
     shared = shared_by(hardware) if per_machine is None else per_machine
     chosen = schedule_of(variant.name, operation, workers, int(whole), shared)
     identifier = ScheduleId.ALL_REDUCE_RING if ring else chosen

@@ -46,9 +46,11 @@ VARIANTS: Final = {
         Variant("ringfence-unsealed", "the same, bytes copied where they would be sealed", False, True, True, True, at_once=4),
         Variant("plaintext", "the same schedules in the clear, nothing copied", False, True, True, at_once=4),
         Variant("gloo", "a plaintext ring, as Gloo does it", False, True, True, at_once=2, segment=1 << 20, shares=False),
+        Variant("nccl", "NCCL in the clear, by its own tuning model", False, True, True),
         Variant("hop-by-hop", "chunks sealed whole for every hop", True, False, False, each_hop=True, shares=False),
     )
 }  # fmt: skip
+CLEAR: Final = ("plaintext", "gloo", "nccl")  # of GPUs outside confidential mode
 
 
 class StageCosts(NamedTuple):
