@@ -229,6 +229,7 @@ def test_workers_of_a_machine_share_memory_and_only_what_leaves_it_is_sealed() -
         (["--model", "gpt5"], "ringfence plan models"),
         (["--strategy", "ring"], "choose from"),
         (["--strategy", "fsdp", "--bucket-cap-mb", "25"], "--bucket-cap-mb does not apply to --strategy fsdp"),
+        (["--channels", "4"], "choose from 1, 2"),
         (["--unit-blocks", "2"], "--unit-blocks does not apply to --strategy ddp"),
         (["--model", "gpt2", "--parameters", "7e9"], "not allowed with argument"),
         (["--tensors", "nowhere.json"], "cannot read nowhere.json"),

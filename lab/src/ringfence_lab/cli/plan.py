@@ -131,7 +131,11 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "--keep-parameters", action="store_true", help="FSDP with reshard_after_forward=False: gathers once in a step"
     )
     parser.add_argument(
-        "--channels", type=_count, default=1, metavar="N", help="connections and threads of a link (default: 1)"
+        "--channels",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="connections and threads of a link; more were not measured (default: 1)",
     )
     parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps (DDP)")
 

@@ -156,7 +156,7 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
                 "copies" if sealed.dominant == "host-device copy" else sealed.dominant,
                 seconds_text(plan.tuned["ringfence"].seconds),
                 f"{plan.tuned_overhead:.2f}",
-                ", ".join(_short(each) for each in plan.advice) or "as asked",
+                ", ".join(_short(each) for each in plan.advice) or "asked",
             ]
         )
     head = f"{wrap(question_text(plans[0].question))}\n{wrap(f'on {profile.title}')}\n"

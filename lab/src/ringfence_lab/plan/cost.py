@@ -56,7 +56,7 @@ def collective_cost(
     identifier: ScheduleId,
     size: int,
     whole: float,
-    threads: int = 1,
+    threads: float = 1.0,
     per_node: int | None = None,
     at_once: int = 1,
     memory: float | None = None,
@@ -65,24 +65,24 @@ def collective_cost(
 ) -> Cost:
     """Return the cost of one collective of `whole` bytes among `size` workers.
 
-    `per_node`: workers that share cores and a network card, `per_machine`: workers that share memory, if not as the hardware
-    says; 0: it is not known where machines end, and all is sealed. `at_once`: how many run at the same time, so that a thread
-    has others to turn to.
-    `memory`: bytes that a worker goes through before it comes back to these, if not the whole. `narrow`: it adds bfloat16.
+    `threads`: a worker's, times the rate of one. `per_node`: workers that share cores and a network card, `per_machine`:
+    workers that share memory, if not as the hardware says; 0: it is not known where machines end, and all is sealed.
+    `at_once`: how many run at the same time, so that a thread has others to turn to. `memory`: bytes that a worker goes
+    through before it comes back to these, if not the whole. `narrow`: it adds bfloat16.
     """
     if size < 2:
         return FREE
     together = min(size, max(1, int(hardware["node", "workers"]) if per_node is None else per_node))
     machine = min(size, shared_by(hardware) if per_machine is None else per_machine)
     if machine > 1:
-        threads = 1  # the runtime has channels only where no two members share a machine
+        threads = 1.0  # the runtime has channels only where no two members share a machine
     path_links = chain(identifier, size, max(1, machine))
     piece = max((segments(variant, link.part * whole)[0] for link in path_links), default=0.0)
     spent = stage_costs(hardware, variant).met(lost(variant, whole if memory is None else memory, piece), narrow)
     loads, mean, alike = _loads(variant, identifier, size, whole, machine)
     heaviest = max(loads, key=lambda each: sum(each.terms(spent, variant).values()))
     cpu = mean.terms(spent, variant)
-    cores = min(max(1.0, hardware["node", "cores"]), float(together * threads))
+    cores = min(max(1.0, hardware["node", "cores"]), together * threads)
     waits = (
         spent.idle**at_once if alike else 0.0
     )  # in a tree bytes flow in one direction: no worker waits for an answer

@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.steps import Question, StepCost, step
+from ringfence_lab.plan.steps import CHANNELS, Question, StepCost, step
 from ringfence_lab.plan.work import VARIANTS
 
 CAPS: Final = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 1000.0)
 BLOCKS: Final = (1, 2, 4, 8)  # of the model in a unit of FSDP
-CHANNELS: Final = (1, 2, 4, 8)  # of a link between machines
 WORKERS: Final = tuple(1 << power for power in range(1, 15))  # 2 to 16,384
 _WORTH: Final = 0.01  # a lever is pulled for no less than this
 
@@ -86,7 +85,7 @@ def _pulled(hardware: Hardware, question: Question, variant: str) -> Iterator[tu
         value = ", ".join(_value_text(lever, getattr(better, _FIELDS[lever])) for lever in changed)
         why = _why(now, predicted)
         if "channels" in changed:
-            why += "; as if channels did not slow each other down"
+            why += f"; two have {CHANNELS[question.strategy][2]:g} times the rate of one, more were not measured"
         yield Advice(" and ".join(changed), value, 1 - predicted.seconds / now.seconds, why), better, predicted
         question, now = better, predicted
 
@@ -109,7 +108,7 @@ _FIELDS: Final = {
 def _levers(hardware: Hardware, question: Question) -> Iterator[list[dict[str, Any]]]:
     """Yield the positions of each lever."""
     per_worker = max(1.0, hardware["node", "cores"] / max(1.0, hardware["node", "workers"]))
-    counts = [count for count in CHANNELS if count <= per_worker]
+    counts = [count for count in CHANNELS[question.strategy] if count <= per_worker]
     if question.strategy == "fsdp":
         yield [{"blocks": count} for count in BLOCKS]
         yield [{"reshard": reshard} for reshard in (True, False)]

@@ -19,7 +19,10 @@ from ringfence_lab.plan.schedules import STAGED, schedule_of
 from ringfence_lab.plan.traces import Trace, trace
 from ringfence_lab.plan.work import CLEAR, FREE, Cost, Variant, fitted_figures
 
-STRATEGIES: Final = ("ddp", "fsdp")
+# Times the rate of one channel, measured on 2 cores (docs/guides/channels.md), by channels: while the caller waits, as in a
+# backward pass with DDP, and while it is busy in Python, as FSDP's hooks are. More than two were not measured.
+CHANNELS: Final = {"ddp": {1: 1.0, 2: 1.46}, "fsdp": {1: 1.0, 2: 1.27}}
+STRATEGIES: Final = tuple(CHANNELS)
 _EVERYTHING: Final = 1 << 62  # a trace that is not cut
 
 
@@ -33,7 +36,7 @@ class Question:
     bytes_each: int = 4
     samples: int = 8  #       of the training data, for each worker and step
     ring: bool = False  #     whether DDP's all-reduces are rings, not what the runtime chooses
-    channels: int = 1  #      connections and threads of a link between machines
+    channels: int = 1  #      connections and threads of a link between machines, at most two
     every: int = 1  #         synchronise once in so many steps
     wire_bytes: int = 4  #    of an element on the wire; buckets are cut by `bytes_each`
     compute_seconds: float | None = None  # what a step costs without communication, if known
@@ -87,7 +90,7 @@ def step(hardware: Hardware, variant: Variant, question: Question) -> StepCost:
 def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Question) -> StepCost:
     """Return the cost of a trace."""
     shrunk, narrow = question.wire_bytes / question.bytes_each, question.wire_bytes == 2
-    around = (question.channels, narrow, question.per_machine, question.ring)
+    around = (CHANNELS["ddp"][question.channels], narrow, question.per_machine, question.ring)
     counted = Counter(size for size, _ in made.steps)
     costs = {
         size: collective(hardware, variant, "all_reduce", question.workers, size * shrunk, *around) for size in counted
@@ -119,15 +122,14 @@ def copies_block(hardware: Hardware, variant: Variant) -> bool:
 def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: float, busy: bool) -> StepCost:
     """Return the cost of a step with FSDP. Parameters and gradients are sent with `wire_bytes` per element."""
     found = fsdp.units(question.model, question.blocks)
+    width, threads = question.wire_bytes, CHANNELS["fsdp"][question.channels]
     gathers, scatters = (
         [
-            collective(
-                hardware, variant, operation, question.workers, unit.elements * question.wire_bytes, question.channels, narrow
-            )
+            collective(hardware, variant, operation, question.workers, unit.elements * width, threads, narrow)
             for unit in found
         ]
-        for operation, narrow in (("all_gather", False), ("reduce_scatter", question.wire_bytes == 2))
-    )  # fmt: skip
+        for operation, narrow in (("all_gather", False), ("reduce_scatter", width == 2))
+    )
     finished, collectives = fsdp.timeline(found, gathers, scatters, compute, question.reshard)
     total = FREE
     for each in collectives:
@@ -187,7 +189,7 @@ def collective(
     operation: str,
     workers: int,
     whole: float,
-    channels: int = 1,
+    threads: float = 1.0,
     narrow: bool = False,
     per_machine: int | None = None,
     ring: bool = False,
@@ -205,7 +207,7 @@ def collective(
     chosen = schedule_of(variant.name, operation, workers, int(whole), shared)
     identifier = ScheduleId.ALL_REDUCE_RING if ring else chosen
     found = collective_cost(
-        hardware, variant, identifier, workers, whole, channels, None, variant.at_once, math.inf, narrow, shared
+        hardware, variant, identifier, workers, whole, threads, None, variant.at_once, math.inf, narrow, shared
     )
     if variant.name == "gloo" and operation in STAGED:
         found = found.plus(staging(hardware, variant, workers, whole, max(1, int(hardware["node", "workers"]))))

@@ -210,15 +210,15 @@ class Load(NamedTuple):
             "crypto": framing if variant.sealed else 0.0,
         }
 
-    def thread(self, spent: StageCosts, variant: Variant, channels: int) -> Terms:
-        """Seconds of the worker's threads: channels divide what goes between machines, and nothing inside one."""
+    def thread(self, spent: StageCosts, variant: Variant, threads: float) -> Terms:
+        """Seconds of the worker's threads: those of channels divide what goes between machines, and nothing inside one."""
         inside = {
             "per-message overhead": self.near_messages * spent.near_message,
             "copy": self.near_copied * spent.near_copy,
             "reduce": self.near_reduced * spent.reduce,
         }
         found = self.terms(spent, variant)
-        return {term: inside.get(term, 0.0) + (found[term] - inside.get(term, 0.0)) / channels for term in found}
+        return {term: inside.get(term, 0.0) + (found[term] - inside.get(term, 0.0)) / threads for term in found}
 
     def touched(self, variant: Variant) -> float:
         """Bytes read and written in memory: twice in each stage, three times where two are added."""
