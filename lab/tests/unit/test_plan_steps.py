@@ -118,6 +118,29 @@ def test_channels_are_promised_to_gain_what_was_measured(strategy: str, gain: fl
     assert any(f"two have {gain} times the rate of one, more were not measured" in each.why for each in advised.advice)
 
 
+@pytest.mark.parametrize(
+    ("name", "question", "says"),
+    [
+        (
+            "h100-cc-node",
+            Question(models.load("llama-7b"), 2),
+            "1.05 times as long as sealed hop by hop: workers of a machine copy through memory that they share (copy, 37%); "
+            "let NCCL or Gloo exchange inside a machine (policy key inside_machine)",
+        ),
+        (
+            "h100-cc",
+            Question(models.load("resnet50"), 2, strategy="fsdp"),
+            "1.06 times as long as sealed hop by hop: a pass is copied to the host before it is sent and back after, beside "
+            "nothing if there are few (host-device copy, 7%); use larger buckets or units, or bfloat16 on the wire",
+        ),
+        ("h100-cc-node", Question(models.load("llama-7b"), 16), ""),
+        ("tdx-100g", Question(GPT2, 2), ""),
+    ],
+)
+def test_a_plan_says_why_ringfence_loses_and_what_to_do(name: str, question: Question, says: str) -> None:
+    assert plan(hardware.load(name), question).loses == says
+
+
 def test_inside_a_machine_nothing_is_sealed() -> None:
     profile = hardware.load("tdx-25g").with_values(node_workers=8)
     sealed, plain = (collective(profile, VARIANTS[name], "all_reduce", 8, 1e8) for name in ("ringfence", "plaintext"))

@@ -66,6 +66,8 @@ def plan_text(profile: Hardware, plan: Plan) -> str:
     if "nccl" in plan.variants:
         times = plan.variants["ringfence"].seconds / plan.variants["nccl"].seconds
         lines.append(wrap(f"ringfence takes {times:.1f} times as long as NCCL, which is unprotected: {_NCCL}"))
+    if plan.loses:
+        lines.append(wrap(f"ringfence takes {plan.loses}"))
     lines += ["", *_recommended(plan), "", *assumed_text(profile)]
     return "\n".join([*lines, *map(wrap, profile.notes)])
 
@@ -165,7 +167,8 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
     )
     if "nccl" in clear:
         foot += f" NCCL: unprotected, {_NCCL}."
-    return "\n".join([head, table(rows), "", wrap(foot), *assumed_text(profile)])
+    lost = [wrap(f"{plan.question.workers:,} workers: ringfence takes {plan.loses}.") for plan in plans if plan.loses]
+    return "\n".join([head, table(rows), "", wrap(foot), *lost, *assumed_text(profile)])
 
 
 def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
@@ -181,6 +184,7 @@ def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
                 "bucket_mib": plan.question.cap_mib,
                 "variants": {name: step_json(step) for name, step in plan.variants.items()},
                 "sealing_over_plaintext": plan.overhead,
+                "loses": plan.loses,
                 "advice": [asdict(each) for each in plan.advice],
                 "tuned": {name: step_json(step) for name, step in plan.tuned.items()},
                 "tuned_over_plaintext": plan.tuned_overhead,

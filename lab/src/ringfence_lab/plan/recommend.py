@@ -24,6 +24,26 @@ WORKERS: Final = tuple(1 << power for power in range(1, 15))  # 2 to 16,384
 _WORTH: Final = 0.01  # a lever is pulled for no less than this
 
 
+_ONE_THREAD: Final = ("one thread seals, sends, receives, opens and adds", "use 2 channels, or bfloat16 on the wire")
+_MESSAGES: Final = ("it sends more messages", "use larger buckets or units")
+# Why a term is larger than where every hop is sealed, and what to do.
+_CAUSES: Final = {
+    "copy": (
+        "workers of a machine copy through memory that they share",
+        "let NCCL or Gloo exchange inside a machine (policy key inside_machine)",
+    ),
+    "host-device copy": (
+        "a pass is copied to the host before it is sent and back after, beside nothing if there are few",
+        "use larger buckets or units, or bfloat16 on the wire",
+    ),
+    "memory": ("a machine's workers share its memory bandwidth", "use fewer workers a machine"),
+    "wire": ("more bytes leave a machine", "use bfloat16 on the wire"),
+    "per-message overhead": _MESSAGES,
+    "latency": _MESSAGES,
+    **dict.fromkeys(("crypto", "stack", "reduce"), _ONE_THREAD),
+}
+
+
 @dataclass(frozen=True)
 class Advice:
     """One lever: its new value, and the share of the step that it saves."""
@@ -52,6 +72,18 @@ class Plan:
     @property
     def tuned_overhead(self) -> float:
         return self.tuned["ringfence"].seconds / self.tuned["plaintext"].seconds
+
+    @property
+    def loses(self) -> str:
+        """Why ringfence takes longer than sealing hop by hop, as asked, and what to do; empty if it does not."""
+        ours, other = self.variants["ringfence"], self.variants["hop-by-hop"]
+        if ours.seconds <= other.seconds * (1 + _WORTH):
+            return ""
+        more = {term: ours.terms.get(term, 0.0) - other.terms.get(term, 0.0) for term in _CAUSES}
+        term = max(more, key=lambda each: more[each])
+        why, what = _CAUSES[term]
+        share = more[term] / ours.seconds
+        return f"{ours.seconds / other.seconds:.2f} times as long as sealed hop by hop: {why} ({term}, {share:.0%}); {what}"
 
 
 def plan(hardware: Hardware, question: Question) -> Plan:
