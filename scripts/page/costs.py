@@ -287,7 +287,6 @@ TIMES: Final = ("Gloo", "ringfence", "ratio", "Gloo / Gloo")
 TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "headline": headline,
     "circumstances": circumstances,
-    "commands": lambda edition: "\n".join(["```sh", *edition.commands, "```"]),
     "two-workers": two_workers,
     "all-reduce": lambda edition: compared(("workers", "size"), TIMES, all_reduces(edition, (4, 8))),
     "times": lambda edition: compared(

@@ -1,7 +1,11 @@
-"""The guide of the planner: its profiles, how far it is from the studies in docs/results, and what it predicts at scale."""
+"""The guide of the planner: its profiles, how far it is from the studies in docs/results, and what it predicts at scale.
+
+And of the guide about GPUs the table that says when to stage.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +25,7 @@ from scripts.generated import table
 from scripts.page import ROOT
 
 KIND: Final = "plan"
-PAGES: Final = (ROOT / "docs" / "guides" / "plan.md",)
+PAGES: Final = (ROOT / "docs" / "guides" / "plan.md", ROOT / "docs" / "guides" / "gpus.md")
 
 
 def read(results: Path) -> Path:
@@ -33,10 +37,14 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def profiles(_: Path) -> str:
-    rows = [["profile", "what it is", "figures assumed"]]
+    """The profiles; those that differ in the rate of the network only share a row."""
+    found: dict[tuple[str, str], list[str]] = {}
     for profile in map(hardware.load, hardware.names()):
-        rows.append([f"`{profile.name}`", profile.title, f"{len(profile.assumed())} of {len(hardware.FIGURES)}"])
-    return markdown(rows)
+        title = re.sub(r"\d+ Gbit/s", "as many Gbit/s", profile.title)
+        assumed = f"{len(profile.assumed())} of {len(hardware.FIGURES)}"
+        found.setdefault((title, assumed), []).append(f"`{profile.name}`")
+    rows = [[", ".join(names), title, assumed] for (title, assumed), names in found.items()]
+    return markdown([["profile", "what it is", "figures assumed"], *rows])
 
 
 def validation(results: Path) -> str:
@@ -72,7 +80,7 @@ def machines(results: Path) -> str:
 def scale(_: Path) -> str:
     """Sealing's overhead on 100 Gbit/s: as asked, and with what is recommended."""
     rows = [["model", "workers", "plaintext", "ringfence", "sealing", "tuned", "sealing then"]]
-    for name in ("bert-large", "gpt2-xl", "llama-7b"):
+    for name in ("gpt2-xl", "llama-7b"):
         for workers in (64, 1024, 16_384):
             found = plan(hardware.load("tdx-100g"), Question(models.load(name), workers))
             row = [
@@ -82,6 +90,21 @@ def scale(_: Path) -> str:
             ]
             row += [f"{found.overhead - 1:+.0%}", seconds_text(found.tuned["ringfence"].seconds)]
             rows.append([*row, f"{found.tuned_overhead - 1:+.0%}"])
+    return markdown(rows)
+
+
+def staging(_: Path) -> str:
+    """ringfence as recommended beside NCCL in the clear, by the network of a machine."""
+    scales = (16, 1024)
+    rows = [["profile", "Gbit/s a machine"]]
+    for workers in scales:
+        rows[0] += [f"NCCL, {workers:,} workers", f"ringfence, {workers:,}"]
+    for name, rates in (("h100-cc", (10, 25, 100, 400)), ("h100-ppcie", (100, 3200))):
+        for rate in rates:
+            profile = hardware.load(name).with_values(network_rate=rate)
+            found = [plan(profile, Question(models.load("llama-7b"), workers)) for workers in scales]
+            pairs = [(each.variants["nccl"], each.tuned["ringfence"]) for each in found]
+            rows.append([f"`{name}`", f"{rate:,}", *(seconds_text(each.seconds) for pair in pairs for each in pair)])
     return markdown(rows)
 
 
@@ -115,5 +138,6 @@ TABLES: Final[dict[str, Callable[[Path], str]]] = {
     "validation": validation,
     "machines": machines,
     "scale": scale,
+    "staging": staging,
     "published": lambda _: markdown(slowdown_rows()),
 }
