@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ringfence.collectives import Collective, Thresholds
 from ringfence.collectives.passes import OF_ONE_TENSOR, PASS_BYTES, SEGMENTS_PER_PASS, in_pass, passes
-from ringfence.config.cores import usable_cores
+from ringfence.config.cores import default_channels, usable_cores
 from ringfence.config.interfaces import speed_of
 from ringfence.config.settings import Settings
 from ringfence.dataplane.request import Request
@@ -35,7 +35,7 @@ from ringfence.link.frames import Call
 from ringfence.link.hello import Lane, LinkHello, LinkSecrets
 from ringfence.link.segments import segment_count
 from ringfence.machines import Machines
-from ringfence.runtime.channels import ChannelEngine, default_channels
+from ringfence.runtime.channels import ChannelEngine
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Network
 from ringfence.runtime.link_keys import LinkKeys

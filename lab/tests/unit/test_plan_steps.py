@@ -113,7 +113,7 @@ def test_channels_are_promised_to_gain_what_was_measured(strategy: str, gain: fl
     )
     assert one.bound == "thread"
     assert gain * 0.9 < one.seconds / two.seconds < gain * 1.000001
-    advised = plan(profile, Question(GPT2, 8, strategy=strategy, compute_seconds=1e-3))
+    advised = plan(profile, Question(GPT2, 8, strategy=strategy, compute_seconds=1e-3, channels=1))
     assert advised.best.channels == 2
     assert any(f"two have {gain} times the rate of one, more were not measured" in each.why for each in advised.advice)
 
@@ -129,7 +129,7 @@ def test_channels_are_promised_to_gain_what_was_measured(strategy: str, gain: fl
         ),
         (
             "h100-cc",
-            Question(models.load("resnet50"), 2, strategy="fsdp"),
+            Question(models.load("resnet50"), 2, strategy="fsdp", channels=1),
             "1.06 times as long as sealed hop by hop: a pass is copied to the host before it is sent and back after, beside "
             "nothing if there are few (host-device copy, 7%); use larger buckets or units, or bfloat16 on the wire",
         ),
@@ -139,6 +139,19 @@ def test_channels_are_promised_to_gain_what_was_measured(strategy: str, gain: fl
 )
 def test_a_plan_says_why_ringfence_loses_and_what_to_do(name: str, question: Question, says: str) -> None:
     assert plan(hardware.load(name), question).loses == says
+
+
+def test_channels_are_those_that_the_runtime_chooses() -> None:
+    """Two where a worker is alone on its machine, has four cores and a link faster than 10 Gbit/s. Gloo has none."""
+    for profile, count in (
+        (hardware.load("tdx-25g"), 2),
+        (hardware.load("tdx-10g"), 1),
+        (hardware.load("tdx-25g").with_values(node_cores=3), 1),
+        (hardware.load("h100-ppcie"), 1),
+    ):
+        assert plan(profile, Question(GPT2, 8)).question.channels == count
+    one, two = (step(hardware.load("tdx-25g"), VARIANTS["gloo"], Question(GPT2, 8, channels=count)) for count in (1, 2))
+    assert one == two
 
 
 def test_inside_a_machine_nothing_is_sealed() -> None:

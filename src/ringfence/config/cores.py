@@ -1,9 +1,14 @@
-"""The cores that this process may use."""
+"""The cores that this process may use, and the channels that a run has by default: without torch, for `ringfence plan`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
+
+_MEASURED: Final = 2  # the most channels that were measured, and helped
+_CORES: Final = 2 * _MEASURED  # of a worker: one for each channel, and as many for what it computes meanwhile
+_ONE_CHANNEL_MBIT: Final = 10_000  # what one thread seals, sends, receives and opens in a second
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -15,3 +20,12 @@ def usable_cores(root: Path = Path("/")) -> int:
         return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):  # without a limit, the quota is "max"
         return cores
+
+
+def default_channels(cores: int, workers: int, mbit: int | None) -> int:
+    """Return the channels of a run in which `workers` share this many cores of a machine with this link.
+
+    A link that does not say how fast it is counts as fast: behind a slow one a second channel costs an idle thread.
+    """
+    slow = mbit is not None and mbit <= _ONE_CHANNEL_MBIT
+    return 1 if slow or cores < _CORES * workers else _MEASURED

@@ -6,7 +6,7 @@
 Only channel 0 accepts, verifies peers, keeps deadlines and hears of aborts. A failure of any channel ends the session; a
 request ends when no channel uses its memory any more.
 
-Where nothing is set, rank 0 gives the run two channels or one (`default_channels`).
+Where nothing is set, rank 0 gives the run two channels or one (`config.cores.default_channels`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ringfence.dataplane.choice import Execution, make_execution
 from ringfence.dataplane.execution import Pass
@@ -26,19 +26,6 @@ from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Network, PeerLink
 from ringfence.runtime.links import Arrival
-
-_MEASURED: Final = 2  # the most channels that were measured, and helped
-_CORES: Final = 2 * _MEASURED  # of a worker: one for each channel, and as many for what it computes meanwhile
-_ONE_CHANNEL_MBIT: Final = 10_000  # what one thread seals, sends, receives and opens in a second
-
-
-def default_channels(cores: int, workers: int, mbit: int | None) -> int:
-    """Return the channels of a run in which `workers` share this many cores of a machine with this link.
-
-    A link that does not say how fast it is counts as fast: behind a slow one a second channel costs an idle thread.
-    """
-    slow = mbit is not None and mbit <= _ONE_CHANNEL_MBIT
-    return 1 if slow or cores < _CORES * workers else _MEASURED
 
 
 class _Due(NamedTuple):

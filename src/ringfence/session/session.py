@@ -17,7 +17,7 @@ from typing import Any
 from ringfence import keys
 from ringfence.admission.roster import Worker
 from ringfence.collectives import Thresholds
-from ringfence.config.cores import usable_cores
+from ringfence.config.cores import default_channels, usable_cores
 from ringfence.config.interfaces import speed_of
 from ringfence.config.settings import Settings
 from ringfence.dataplane import info, native
@@ -25,7 +25,7 @@ from ringfence.errors import AbortedError, ConfigurationError, ProtocolError
 from ringfence.log import LOGGER as _log
 from ringfence.log import announce
 from ringfence.runtime import staging_times
-from ringfence.runtime.channels import ChannelEngine, default_channels
+from ringfence.runtime.channels import ChannelEngine
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Platform
 from ringfence.runtime.link_keys import LinkKeys

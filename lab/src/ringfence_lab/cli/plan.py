@@ -134,8 +134,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "--channels",
         type=int,
         choices=(1, 2),
-        default=1,
-        help="connections and threads of a link; more were not measured (default: 1)",
+        help="connections and threads of a link; more were not measured (default: the runtime's choice)",
     )
     parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps (DDP)")
 

@@ -47,9 +47,10 @@ def question_text(question: Question) -> str:
     if question.strategy == "fsdp":
         how = f"FSDP with {question.blocks} block{'s' * (question.blocks > 1)} in a unit"
     width = {2: "bfloat16", 4: "float32"}[question.bytes_each]
-    return (
+    what = (
         f"{model.name} ({model.elements / 1e9:.3g} G parameters, {width}), {question.samples} samples a worker, {how}"
     )
+    return f"{what}, 2 channels between machines" if question.channels == 2 else what
 
 
 def plan_text(profile: Hardware, plan: Plan) -> str:

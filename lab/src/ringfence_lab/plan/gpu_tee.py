@@ -76,7 +76,7 @@ def _seconds(hardware: Hardware, row: Row) -> float:
     made = as_replayed(model, bucket, 4, compute, False, row["scaled"])
     if made.bytes > _REPLAYED:
         variant = replace(variant, at_once=1)
-    return replayed(hardware, variant, made, Question(model, workers, bucket, ring=True)).seconds
+    return replayed(hardware, variant, made, Question(model, workers, bucket, channels=1, ring=True)).seconds
 
 
 def calibrate(rows: Iterable[Row], preset: str) -> Hardware:

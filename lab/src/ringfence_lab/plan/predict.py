@@ -54,6 +54,7 @@ def predict(hardware: Hardware, case: CellRow, variant: str, alone: float | None
         models.load(case["model"]),
         workers,
         case.get("bucket_mb"),
+        channels=1,
         wire_bytes=wire,
         per_machine=workers_per_machine(case),
     )

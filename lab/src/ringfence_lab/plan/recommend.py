@@ -3,7 +3,7 @@
 bucket    DDP's bucket_cap_mb                                 a number in the training script
 unit      blocks that FSDP wraps together                     in the training script
 reshard   FSDP's reshard_after_forward                        the same; without it, parameters stay in memory
-channels  connections and threads of a link                   a setting of every worker
+channels  connections and threads of a link                   a setting of every worker, if not as the runtime chooses
 
 Two levels are no lever: the runtime uses them wherever several workers share a machine.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ringfence_lab.plan.hardware import Hardware
-from ringfence_lab.plan.steps import CHANNELS, Question, StepCost, step
+from ringfence_lab.plan.steps import CHANNELS, Question, StepCost, channels_of, step
 from ringfence_lab.plan.work import VARIANTS
 
 CAPS: Final = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 1000.0)
@@ -88,6 +88,7 @@ class Plan:
 
 def plan(hardware: Hardware, question: Question) -> Plan:
     """Answer a question as asked, then pull one lever after the other for the sealed variant."""
+    question = replace(question, channels=channels_of(hardware, question))
     variants = {name: step(hardware, VARIANTS[name], question) for name in shown(hardware)}
     pulled = list(_pulled(hardware, question, "ringfence"))
     best, sealed = pulled[-1][1:] if pulled else (question, variants["ringfence"])

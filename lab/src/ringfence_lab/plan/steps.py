@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Final
 
 from ringfence.collectives import ScheduleId
+from ringfence.config.cores import default_channels
 from ringfence_lab.plan import fsdp, nccl
 from ringfence_lab.plan.cost import collective_cost, shared_by, staging
 from ringfence_lab.plan.hardware import Hardware
@@ -36,7 +37,7 @@ class Question:
     bytes_each: int = 4
     samples: int = 8  #       of the training data, for each worker and step
     ring: bool = False  #     whether DDP's all-reduces are rings, not what the runtime chooses
-    channels: int = 1  #      connections and threads of a link between machines, at most two
+    channels: int | None = None  # of a link between machines, at most two, if not as the runtime chooses
     every: int = 1  #         synchronise once in so many steps
     wire_bytes: int = 4  #    of an element on the wire; buckets are cut by `bytes_each`
     compute_seconds: float | None = None  # what a step costs without communication, if known
@@ -90,7 +91,7 @@ def step(hardware: Hardware, variant: Variant, question: Question) -> StepCost:
 def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Question) -> StepCost:
     """Return the cost of a trace."""
     shrunk, narrow = question.wire_bytes / question.bytes_each, question.wire_bytes == 2
-    around = (CHANNELS["ddp"][question.channels], narrow, question.per_machine, question.ring)
+    around = (_threads(hardware, variant, question), narrow, question.per_machine, question.ring)
     counted = Counter(size for size, _ in made.steps)
     costs = {
         size: collective(hardware, variant, "all_reduce", question.workers, size * shrunk, *around) for size in counted
@@ -119,10 +120,22 @@ def copies_block(hardware: Hardware, variant: Variant) -> bool:
     return confidential and variant.name not in CLEAR
 
 
+def channels_of(hardware: Hardware, question: Question) -> int:
+    """Return the channels of a link between machines: as asked, or as the runtime chooses. One if workers share a machine."""
+    cores, mbit = int(hardware["node", "cores"]), int(hardware.figures["network", "rate"].value * 1000)
+    return question.channels or (1 if hardware["node", "workers"] > 1 else default_channels(cores, 1, mbit))
+
+
+def _threads(hardware: Hardware, variant: Variant, question: Question) -> float:
+    """Return a worker's threads, times the rate of one; only ringfence's engine has channels."""
+    alone = variant.name in ("gloo", "hop-by-hop")
+    return 1.0 if alone else CHANNELS[question.strategy][channels_of(hardware, question)]
+
+
 def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: float, busy: bool) -> StepCost:
     """Return the cost of a step with FSDP. Parameters and gradients are sent with `wire_bytes` per element."""
     found = fsdp.units(question.model, question.blocks)
-    width, threads = question.wire_bytes, CHANNELS["fsdp"][question.channels]
+    width, threads = question.wire_bytes, _threads(hardware, variant, question)
     gathers, scatters = (
         [
             collective(hardware, variant, operation, question.workers, unit.elements * width, threads, narrow)
