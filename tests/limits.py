@@ -10,7 +10,7 @@ from typing import Final
 from unittest.mock import patch
 
 FAR: Final = 600.0  # seconds of a timeout that must not be what ends a call
-HANG: Final = 240.0  # seconds until a worker counts as hanging: less than pytest's limit for a test, and than FAR
+HANG: Final = 540.0  # seconds until a process counts as hanging: less than pytest's limit for a test, and than FAR
 FAR_OUTAGE: Final = {"RINGFENCE_OUTAGE_TIMEOUT": f"{FAR:g}"}  # a worker that leaves drains its links for as long
 
 # Decorates functions of workers. If a data connection ends, its worker is blamed after a second, unless an abort or a goodbye

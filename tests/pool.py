@@ -118,7 +118,7 @@ class Worker:
                 return pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
             pass
-        code = self.process.wait(timeout=10)
+        code = self.process.wait(timeout=HANG)
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return Failure("Death", how, self.read_log())
 
@@ -142,7 +142,7 @@ class Worker:
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=HANG)
         self.connection.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -298,7 +298,7 @@ class Pool:
             self.workers[rank].send(("is_member",))
         return all(each is True for each in Call(self, world).wait(HANG))
 
-    def leave(self, timeout: float = 30) -> None:
+    def leave(self, timeout: float = HANG) -> None:
         """Make every worker destroy its group; a worker that cannot is replaced."""
         if self._group is None:
             return

@@ -16,6 +16,7 @@ import pytest
 
 from tests.forked import asking, command
 from tests.forked.asking import Started, Zygote
+from tests.limits import HANG
 
 # What a program sees of its process and its interpreter.
 REPORT = """
@@ -76,7 +77,7 @@ class Both:
         for kind in (Started, self.forked):
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             with kind([sys.executable, *arguments], text=True, **pipes, **options) as process:
-                out, error = process.communicate(given, timeout=60)
+                out, error = process.communicate(given, timeout=HANG)
                 yield process.returncode, out, error
 
 
@@ -270,7 +271,7 @@ print(subprocess.Popen([sys.executable, "-c", "input()"], stdin=int(sys.argv[1])
         with both.forked(
             [sys.executable, "-c", program, str(reading)], stdout=subprocess.PIPE, pass_fds=[reading]
         ) as process:
-            orphan = int(process.communicate(timeout=60)[0])
+            orphan = int(process.communicate(timeout=HANG)[0])
         assert Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2].split()[1] != str(os.getpid())
     finally:
         os.close(reading)
@@ -285,7 +286,7 @@ def test_a_stopped_and_a_killed_process(both: Both) -> None:
             process.send_signal(signal.SIGSTOP)
             assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
             process.kill()
-            assert process.wait(60) == -signal.SIGKILL
+            assert process.wait(HANG) == -signal.SIGKILL
 
 
 FORKED = (
@@ -340,14 +341,14 @@ def test_what_only_a_start_can_do_is_started(zygote: Zygote) -> None:
     before = asking.state.forked
     for options in different:
         with subprocess.Popen(words, **usual, **options) as process:
-            assert process.communicate(timeout=60)[0] == f"{os.getpid()}\n"
+            assert process.communicate(timeout=HANG)[0] == f"{os.getpid()}\n"
     assert asking.state.forked == before
 
 
 @pytest.mark.real_start
 def test_the_marker_has_interpreters_started() -> None:
     before = asking.state.forked
-    assert subprocess.run([sys.executable, "-c", "pass"], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", "pass"], timeout=HANG).returncode == 0
     assert asking.state.forked == before
 
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from ringfence.evidence import tpm
 from ringfence.evidence.azure_guest import ATTESTATION_KEY, HCL_INDEX
+from tests.limits import HANG
 
 PROGRAMS = ("swtpm", "tpm2_createprimary")
 USAGE = "restricted|sign|fixedtpm|fixedparent|sensitivedataorigin|userwithauth"
@@ -74,7 +75,7 @@ class VirtualTpm:
 
     def _run(self, *command: str) -> None:
         environ = os.environ | {"TPM2TOOLS_TCTI": f"swtpm:path={self._socket}"}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HANG, check=False)
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
 

@@ -22,7 +22,12 @@ def lines(text: str, moment: float) -> str:
 def announce(text: str) -> None:
     """Print a message regardless of the logging level."""
     text = "\n".join(f"ringfence: {line}" for line in text.splitlines()) if _configured() else lines(text, time.time())
-    print(text, file=sys.stderr, flush=True)
+    _write(text)
+
+
+def _write(text: str) -> None:
+    """With its newline in one write: other processes write to the same stderr."""
+    print(text + "\n", end="", file=sys.stderr, flush=True)
 
 
 def _configured() -> bool:
@@ -37,7 +42,7 @@ class _Handler(logging.Handler):
         if _configured():
             return
         try:
-            print(lines(self.format(record), record.created), file=sys.stderr, flush=True)
+            _write(lines(self.format(record), record.created))
         except Exception:
             self.handleError(record)
 

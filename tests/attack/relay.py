@@ -14,6 +14,7 @@ from typing import Any, Self
 from tests import ports
 from tests.attack.attacker import Attacker, AttackPlan
 from tests.attack.wire_messages import Wire
+from tests.limits import HANG
 
 HOST = "127.0.0.1"
 
@@ -52,7 +53,7 @@ class Relay(Attacker):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(timeout=10)
+            thread.join(timeout=HANG)
             assert not thread.is_alive()
         for end in [*self._listeners, *self._sockets]:
             end.close()

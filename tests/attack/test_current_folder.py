@@ -11,6 +11,7 @@ import pytest
 
 import ringfence
 from ringfence import own_process
+from tests.limits import HANG
 
 PACKAGE = Path(ringfence.__file__).parent
 LAB = Path(__file__).parents[2] / "lab/src/ringfence_lab"
@@ -31,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("unbuffered", [False, True])
 def test_a_module_in_the_current_folder_is_not_imported(folder: Path, unbuffered: bool) -> None:
     command = own_process.command("ringfence.cli", "--version", unbuffered=unbuffered)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANG)
     assert (done.returncode, done.stdout) == (0, f"ringfence {ringfence.__version__}\n"), done.stderr
     assert not (folder / "run-by-the-attacker").exists()
 
@@ -40,14 +41,14 @@ def test_a_module_in_the_current_folder_is_not_imported(folder: Path, unbuffered
 def test_the_process_that_fetches_a_certificate_does_not_either(folder: Path) -> None:
     """Its key would be the attacker's."""
     command = own_process.command("ringfence.evidence.workload_api", str(folder / "no.sock"), "1")
-    subprocess.run(command, cwd=folder, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=HANG)
     assert not (folder / "run-by-the-attacker").exists()
 
 
 def test_the_attack_works_without_the_option(folder: Path) -> None:
     """Or the tests above would show nothing."""
     command = [word for word in own_process.command("ringfence.cli", "--version") if word != "-P"]
-    subprocess.run(command, cwd=folder, capture_output=True, timeout=120, env={**os.environ, "PYTHONSAFEPATH": ""})
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=HANG, env={**os.environ, "PYTHONSAFEPATH": ""})
     assert (folder / "run-by-the-attacker").exists()
 
 

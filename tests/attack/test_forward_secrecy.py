@@ -13,6 +13,7 @@ import pytest
 from ringfence import keys
 from ringfence.admission.entry import format_address
 from tests.integration.join_cluster import SECRET, MemoryStore, World
+from tests.limits import HANG
 
 KEY_SHARE: Final = 51
 PRE_SHARED_KEY: Final = 41
@@ -44,7 +45,7 @@ class Tap(MemoryStore):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(HANG)
             assert not thread.is_alive()
         for end in self._open:
             end.close()

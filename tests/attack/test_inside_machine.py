@@ -21,6 +21,7 @@ from ringfence.runtime import same_machine
 from tests.attack.eavesdrop import Capture
 from tests.integration.inside import SENTENCE, Records, alone, hybrid_losses, kind, mesh_of, tell, write_policy
 from tests.integration.netns import ADDRESSES, Hosts
+from tests.limits import HANG
 from tests.pool import Pool, values
 
 SIDES = ("near", "near", "far", "far")  # where each rank lives
@@ -50,7 +51,7 @@ class Machines:
         values(self.pool.join(backend, WORLD, seconds=60, env=env, renew=True))
         near = self._hosts.names["near"]
         with Capture(near, "cable") as self.cable, Capture(near) as self.loopback:
-            results = values(self.pool.start(function, WORLD, args).wait(120))
+            results = values(self.pool.start(function, WORLD, args).wait(HANG))
         self.cable.assert_complete()
         return results
 

@@ -18,6 +18,7 @@ from ringfence.transport.tls import Credentials
 from tests.attack.unauthenticated_peer import tls_pair
 from tests.cli.command import ringfence
 from tests.integration.join_cluster import World
+from tests.limits import HANG
 
 CONFIGURATION = """\
 openssl_conf = all
@@ -68,7 +69,7 @@ def test_an_openssl_configuration_does_not_disable_it(tmp_path: Path) -> None:
     path.write_text(CONFIGURATION)
     environment = {**os.environ, "OPENSSL_CONF": str(path)}
     command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     alone, two_workers, joined = done.stdout.splitlines()
     assert alone == "secp256r1 secp256r1", "the configuration has no effect, so the test shows nothing"

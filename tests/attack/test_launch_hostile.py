@@ -124,7 +124,6 @@ def poison(address: tuple[str, int], mark: Path) -> bool:
 @pytest.mark.promise(
     "A peer that reaches a launcher's port cannot run code in it, as it can with torchrun's rendezvous."
 )
-@pytest.mark.timeout(300)
 def test_the_attack_runs_code_in_torchrun(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with (
@@ -139,7 +138,6 @@ def test_the_attack_runs_code_in_torchrun(tmp_path: Path) -> None:
 @pytest.mark.promise(
     "A peer that reaches a launcher's port cannot run code in it, as it can with torchrun's rendezvous."
 )
-@pytest.mark.timeout(300)
 def test_the_attack_runs_no_code_in_ringfence_run(tmp_path: Path) -> None:
     mark, port = tmp_path / "mark", ports.port()
     options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "attacked"]

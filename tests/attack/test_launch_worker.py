@@ -30,8 +30,9 @@ from ringfence.launch.store_state import StoreState
 from tests.attack.eavesdrop import Capture, namespace
 from tests.attack.launched import RINGFENCE
 from tests.integration.test_readme import environment
+from tests.limits import HANG
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.processes
 
 SECONDS = 120.0
 OTHER_USER = 1234
@@ -69,7 +70,7 @@ def result_as_other_user(path: str) -> str:
     child.start()
     assert pipe.poll(30)
     found = str(pipe.recv())
-    child.join(10)
+    child.join(HANG)
     return found
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ringfence import keys
 from ringfence.link.hello import HELLO_BYTES, Lane, LinkHello, write_hello
+from tests.limits import HANG
 from tests.pool import Pool, values
 
 WORLD = 3
@@ -40,7 +41,7 @@ def forged_hello(sender: int, receiver: int) -> bytes:
 
 def reply_to(address: tuple[str, int], data: bytes) -> bytes:
     """Return what an unauthenticated peer receives before the worker closes the connection."""
-    with socket.create_connection(address, timeout=20) as peer:
+    with socket.create_connection(address, timeout=HANG) as peer:
         received = b""
         try:
             peer.sendall(data)
@@ -59,18 +60,18 @@ def reply_to(address: tuple[str, int], data: bytes) -> bytes:
 )
 def test_garbage_on_a_link_port_is_dropped_without_a_reply(pool: Pool, data: bytes) -> None:
     expected = values(pool.run(all_reduce, WORLD))
-    addresses = values(pool.start(link_addresses, WORLD).wait(60))[0]
+    addresses = values(pool.start(link_addresses, WORLD).wait(HANG))[0]
     for address in addresses:
         assert reply_to(tuple(address), data) == b""
-    assert values(pool.start(all_reduce, WORLD).wait(60)) == expected == [6000.0] * WORLD
+    assert values(pool.start(all_reduce, WORLD).wait(HANG)) == expected == [6000.0] * WORLD
 
 
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 def test_a_forged_hello_is_dropped_without_a_reply(pool: Pool) -> None:
     """It names existing ranks and has keys of another session."""
     expected = values(pool.run(all_reduce, WORLD))
-    addresses = values(pool.start(link_addresses, WORLD).wait(60))[0]
+    addresses = values(pool.start(link_addresses, WORLD).wait(HANG))[0]
     for receiver, address in enumerate(addresses):
         for sender in range(WORLD):
             assert reply_to(tuple(address), forged_hello(sender, receiver)) == b""
-    assert values(pool.start(all_reduce, WORLD).wait(60)) == expected
+    assert values(pool.start(all_reduce, WORLD).wait(HANG)) == expected

@@ -31,6 +31,7 @@ from ringfence.transport.unix import LocalNetwork
 from tests.attack.test_shared_memory import ELEMENTS, SIDES, newly_shared, shared_files, use_memory
 from tests.integration.netns import ADDRESSES, Hosts
 from tests.integration.test_faults import raised
+from tests.limits import HANG
 from tests.pool import IN_SHARED_MEMORY, Pool, values
 
 SECONDS: Final = 5.0  # less than LINK_HELLO_SECONDS, when every silent connection is closed
@@ -103,7 +104,7 @@ def test_a_killed_worker_leaves_no_socket_behind() -> None:
     connection = LocalNetwork(abstract, 0, ((0, 1),)).dial(1)
     assert connection is not None
     os.kill(child.pid or 0, signal.SIGKILL)
-    child.join(10)
+    child.join(HANG)
     connection.close()
     assert LocalNetwork(abstract, 0, ((0, 1),)).dial(1) is None
     assert LocalNetwork(abstract, 1, ((0, 1),)).listener is not None
@@ -262,7 +263,7 @@ def test_a_roster_that_puts_two_machines_into_one_unseals_nothing(hosts: Hosts) 
     with Pool([hosts.prefix(side) for side in SIDES]) as pool:
         pool.check(believe_that_all_are_here, 4, None)
         values(pool.join(IN_SHARED_MEMORY, 4, env=environments))
-        found: list[Any] = values(pool.start(sums_and_links, 4).wait(60))
+        found: list[Any] = values(pool.start(sums_and_links, 4).wait(HANG))
     near = (True, LocalSealer.__name__, LocalOpener.__name__)
     far = (False, Sealer.__name__, Opener.__name__)
     for rank, (_, links) in enumerate(found):

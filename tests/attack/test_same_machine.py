@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from ringfence.runtime.same_machine import MachineProof
+from tests.limits import HANG
 from tests.unit.test_same_machine import DIGEST, Session
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x1000_0000, 0x4000_0000
@@ -68,7 +69,7 @@ class Child:
 
     def result(self) -> tuple[set[int], dict[int, str]]:
         found: tuple[set[int], dict[int, str]] = self.pipe.recv()
-        self._process.join(10)
+        self._process.join(HANG)
         assert self._process.exitcode == 0
         return found
 
@@ -183,7 +184,7 @@ def relayed(session: Session, uid: int) -> tuple[set[int], set[int], int]:
     proof.close()
     count: int = relay.pipe.recv() if relay.pipe.poll(10) else 0
     relay.process.kill()
-    relay.process.join(10)
+    relay.process.join(HANG)
     return here, there, count
 
 
@@ -214,6 +215,6 @@ def test_a_proof_does_not_survive_a_fork() -> None:
     child = context.Process(target=look)
     child.start()
     assert ours.recv() == (True, frozenset())
-    child.join(10)
+    child.join(HANG)
     assert isinstance(proof, MachineProof) and proof._listener is not None
     proof.close()

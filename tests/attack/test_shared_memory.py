@@ -26,6 +26,7 @@ from tests.attack.test_same_machine import other_network, other_user, unmapped_u
 from tests.integration.netns import ADDRESSES, Hosts
 from tests.integration.test_faults import raised
 from tests.integration.test_faults_fork import in_a_child
+from tests.limits import HANG
 from tests.local_cluster import LocalWorld
 from tests.pool import IN_SHARED_MEMORY, Pool, values
 from tests.unit.runtime_calls import transfer
@@ -82,7 +83,7 @@ def test_a_process_elsewhere_gets_no_connection(enter: Callable[[], None]) -> No
             continue
         assert accepted is None
     assert pipe.recv() in (None, b"")
-    child.join(10)
+    child.join(HANG)
     network.close()
 
 
@@ -109,7 +110,7 @@ def test_a_process_of_another_user_at_a_workers_name_gets_nothing() -> None:
     assert mine.dial(1) is None
     assert other.listener is None  # its name is taken: others reach it over TCP
     pipe.send("end")
-    child.join(10)
+    child.join(HANG)
     mine.close()
 
 
@@ -123,7 +124,7 @@ def dial_with_lane(lane: int, over_tcp: bool) -> bytes | None:
     hello = LinkHello(0, 1, Lane(lane), engine.communicators.active.copy().popitem()[0], bytes(keys.NONCE_BYTES))
     if over_tcp:
         address = session.network._addresses[1]
-        connection = socket.create_connection(address[:2], timeout=10)
+        connection = socket.create_connection(address[:2], timeout=HANG)
     else:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(10)
@@ -322,7 +323,7 @@ def test_no_memory_is_shared_across_two_machines(hosts: Hosts) -> None:
     environments = [{"RINGFENCE_INTERFACE": ADDRESSES[side]} for side in SIDES]
     with Pool([hosts.prefix(side) for side in SIDES]) as pool:
         values(pool.join(IN_SHARED_MEMORY, 4, env=environments))
-        mapped = values(pool.start(memory_and_sums, 4).wait(60))
+        mapped = values(pool.start(memory_and_sums, 4).wait(HANG))
     assert all(mapped)
     assert mapped[0] & mapped[1] and mapped[2] & mapped[3]  # without it, the next line would mean nothing
     assert not (mapped[0] | mapped[1]) & (mapped[2] | mapped[3])

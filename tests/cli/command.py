@@ -16,12 +16,13 @@ from pathlib import Path
 from unittest import mock
 
 from ringfence.cli import main
+from tests.limits import HANG
 
 
 def ringfence(
     *arguments: str,
     folder: Path | None = None,
-    timeout: float = 120,
+    timeout: float = HANG,
     python: str = sys.executable,
     room: int | None = None,
     **environment: str,

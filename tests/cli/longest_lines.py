@@ -23,6 +23,7 @@ from ringfence.cli import _parser
 from ringfence.cli import main as command
 from ringfence.cli.terminal import table
 from tests.cli.command import ringfence
+from tests.limits import HANG
 from tests.unit import snp_records, tdx_records
 
 COLUMNS = 80
@@ -115,7 +116,7 @@ def longest(text: str) -> str:
 def printed(arguments: tuple[str, ...], folder: Path) -> str:
     """Return what a command prints: of this process, or of another where it changes signals or the network."""
     if arguments in APART:
-        done = ringfence(*arguments, folder=folder, timeout=120, COLUMNS=str(COLUMNS))
+        done = ringfence(*arguments, folder=folder, timeout=HANG, COLUMNS=str(COLUMNS))
         return done.stdout + done.stderr
     output = io.StringIO()
     with (

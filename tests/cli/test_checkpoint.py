@@ -23,6 +23,7 @@ from ringfence import checkpoint
 from ringfence.checkpoint import LocalStorage
 from ringfence.cli import main
 from ringfence.cli.terminal import Progress
+from tests.limits import HANG
 from tests.unit.checkpoint_samples import is_same, key_file, small_state
 
 Command = Callable[..., tuple[int, str, str]]
@@ -212,7 +213,7 @@ def test_verify_and_show_need_no_torch(folder: Path) -> None:
         "codes = [main(['checkpoint', name, 'run', '--key', 'key']) for name in ('verify', 'show')]\n"
         "sys.exit('torch' in sys.modules or any(codes))"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, stdout=subprocess.DEVNULL).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=HANG, stdout=subprocess.DEVNULL).returncode == 0
 
 
 # -- rewrap -----------------------------------------------------------------------------------------------------------

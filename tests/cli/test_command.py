@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import ringfence
+from tests.limits import HANG
 
 COMMANDS = [
     (),
@@ -97,7 +98,7 @@ def printing_to(stdout: int, *arguments: str, unbuffered: str) -> subprocess.Com
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
 
 
@@ -139,5 +140,5 @@ sys.exit(main(["--version"]))
 
 
 def test_an_interrupt_during_imports_prints_no_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=HANG)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

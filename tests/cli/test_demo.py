@@ -21,6 +21,7 @@ from ringfence.cli.demo.relay import Relay, flip_middle_bit
 from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
 from tests.cli.longest_lines import COLUMNS, longest
 from tests.integration.test_readme import MARKED, ROOT, marked, run
+from tests.limits import HANG
 
 DEMO = (ROOT / "docs" / "tutorials" / "demo.md").read_text()
 OUTPUT = re.compile(r"<!-- output of ringfence demo -->\n```text\n(.*?)```\n", re.DOTALL)
@@ -79,7 +80,7 @@ def test_sigterm_leaves_no_files_and_no_workers(tmp_path: Path, step: bytes) -> 
         assert any(line.startswith(step) for line in demo.stdout)
         assert list(tmp_path.iterdir())
         demo.terminate()
-        _, said = demo.communicate(timeout=60)
+        _, said = demo.communicate(timeout=HANG)
     assert (demo.returncode, said) == (130, b"")
     assert not list(tmp_path.iterdir())
     with pytest.raises(ProcessLookupError):
@@ -141,7 +142,7 @@ def passage() -> Iterator[Passage]:
     """A relay, and the two ends that talk through it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         relay = Relay(listener.getsockname())
-        dialler = socket.create_connection(relay.address, timeout=10)
+        dialler = socket.create_connection(relay.address, timeout=HANG)
         worker, _ = listener.accept()
     worker.settimeout(10)
     yield relay, dialler, worker

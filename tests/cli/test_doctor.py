@@ -23,6 +23,7 @@ from ringfence.config.settings import Settings
 from ringfence.errors import ConfigurationError
 from tests import ports
 from tests.cli.command import ringfence, unprivileged
+from tests.limits import HANG
 from tests.unit import token_mint
 
 
@@ -127,7 +128,7 @@ def test_doctor_fails_without_the_compiled_data_plane(secret: Path) -> None:
         env={**environment, "RINGFENCE_SECRET_FILE": str(secret)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     found = findings(done.stdout)["data plane"]
     assert (done.returncode, found["value"], found["good"]) == (1, None, False)
@@ -207,7 +208,7 @@ def repaired(found: Check, folder: Path) -> Check:
         f"copy the run's secret to {folder / 'run.secret'}, or make a new one for all workers: "
     )
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    subprocess.run(["sh", "-c", found.fix.partition(": ")[2]], check=True, env=environment, timeout=60)
+    subprocess.run(["sh", "-c", found.fix.partition(": ")[2]], check=True, env=environment, timeout=HANG)
     return configuration.secret_file({"RINGFENCE_SECRET_FILE": str(folder / "run.secret")})
 
 
@@ -426,7 +427,7 @@ print(json.dumps(found))
 
 
 def test_an_accelerator_is_reported_with_pinned_memory_and_its_mode() -> None:
-    done = subprocess.run([sys.executable, "-c", ON_A_DEVICE], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", ON_A_DEVICE], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     for on in ("False", "True"):

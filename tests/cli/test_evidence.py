@@ -28,6 +28,7 @@ from ringfence.evidence.evidence_file import FILE_BYTES, StoredEvidence, read
 from ringfence.keys import PROOF_LIMIT_BYTES
 from tests.cli.command import ringfence
 from tests.fake_tsm import Kernel
+from tests.limits import HANG
 from tests.unit import nvidia_records, snp_records, tdx_records
 from tests.unit.tdx_mint import foundry
 from tests.unit.test_collect import DATA, snp_kernel, tdx_kernel
@@ -296,7 +297,7 @@ def service(text: str, status: int = 200) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(HANG)
 
 
 def test_collateral_is_fetched_from_the_service_that_is_named(

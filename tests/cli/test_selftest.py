@@ -22,6 +22,7 @@ from ringfence.errors import ConfigurationError
 from tests.cli.command import ringfence
 from tests.cli.selftest_worker import CHOOSE
 from tests.integration.device_scenarios import FAULTS
+from tests.limits import HANG
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +44,7 @@ def find_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.nightly
 def test_every_check_passes_on_the_simulated_device(tmp_path: Path) -> None:
     options = ("--device", "sim", "--quick", "--report", "report.json")
-    done = ringfence("selftest", *options, folder=tmp_path, timeout=240, COLUMNS="80")
+    done = ringfence("selftest", *options, folder=tmp_path, timeout=HANG, COLUMNS="80")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"PASSED: \d+ checks with 2 workers on sim:0, sim:1", done.stdout)
     assert "Confidential mode: no" in done.stdout

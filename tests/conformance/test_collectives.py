@@ -29,7 +29,7 @@ Numbered = list[tuple[int, Case]]
 PAIRWISE = list(enumerate(pairwise_cases()))
 
 
-def outcomes(pool: Pool, backend: str, cases: Numbered, timeout: float = 120) -> list[tuple[Case, list[str]]]:
+def outcomes(pool: Pool, backend: str, cases: Numbered, timeout: float = HANG) -> list[tuple[Case, list[str]]]:
     """Return each case with the reports of its members."""
     (world,) = {case.world for _, case in cases}
     ranks = pool.check(play, world, backend, (cases,), timeout)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.limits import HANG
 from tests.pool import Pool
 
 MEBI = 1 << 18  # float32 elements in a MiB
@@ -130,7 +131,7 @@ def many_outstanding(count: int) -> None:
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_ten_thousand_operations_are_outstanding(pool: Pool, backend: str, world: int) -> None:
     count = 10_000 if backend == "ringfence" else 1_000  # Gloo, the reference, takes ten times as long
-    pool.check(many_outstanding, world, backend, (count,), timeout=120)
+    pool.check(many_outstanding, world, backend, (count,), timeout=HANG)
 
 
 def many_messages_outstanding(count: int) -> None:

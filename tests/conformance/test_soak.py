@@ -12,6 +12,7 @@ import pytest
 from tests.conformance.cases import DTYPES, GROUPS, LAYOUTS, MODES, MOVING, OPS, REDUCING, SIZES, Case, is_defined
 from tests.conformance.collectives import RIGHT, play
 from tests.conformance.gloo_differences import difference
+from tests.limits import HANG
 from tests.pool import Pool
 
 WORLD = 8
@@ -60,7 +61,7 @@ def test_random_collectives_are_correct_without_memory_growth(pool: Pool, backen
         if backend != "gloo" or difference(case) is None:
             cases.append((len(cases), case))
     thirds = [cases[start : start + count // 3 + 1] for start in range(0, count, count // 3 + 1)]
-    played = [pool.check(play_and_weigh, WORLD, backend, (third,), timeout=280) for third in thirds]
+    played = [pool.check(play_and_weigh, WORLD, backend, (third,), timeout=HANG) for third in thirds]
     faults = [f"{cases[number][1]}: {report}" for third in played for faults, _ in third for number, report in faults]
     growth = [last[1] - first[1] for first, last in zip(played[0], played[-1], strict=True)]
     print(

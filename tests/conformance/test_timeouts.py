@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.limits import HANG
 from tests.pool import Failure, Pool
 
 SECONDS = 1.0  # of the group
@@ -51,11 +52,11 @@ def waited_for(how: str) -> None:
 
 
 def test_timeout_runs_during_wait(pool: Pool, backend: str) -> None:
-    for result in pool.run(waited_for, 2, backend, ("wait",), timeout=30):
+    for result in pool.run(waited_for, 2, backend, ("wait",), timeout=HANG):
         assert isinstance(result, Failure) and result.type not in ("Hang", "Death")
 
 
 def test_timeout_runs_after_get_future(pool: Pool) -> None:
     # Not on Gloo, whose sends and recvs have no future.
-    for result in pool.run(waited_for, 2, "ringfence", ("future",), timeout=30):
+    for result in pool.run(waited_for, 2, "ringfence", ("future",), timeout=HANG):
         assert isinstance(result, Failure) and "did not finish within its timeout" in result.message

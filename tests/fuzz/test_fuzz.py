@@ -13,6 +13,7 @@ import pytest
 from tests.fuzz.all_targets import TARGETS
 from tests.fuzz.mutate import inputs
 from tests.fuzz.target import Target
+from tests.limits import HANG
 
 FOUND = Path(__file__).parent / "found"
 SLOW_SECONDS = 5.0  # of CPU time
@@ -46,7 +47,9 @@ def test_inputs_that_broke_a_parser_before() -> None:
 @pytest.mark.nightly
 def test_the_command_counts_and_reports(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz", "frame-header", "--inputs", "1000", "--engine", "mutate"]
-    done = subprocess.run([*command, "--finds", str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [*command, "--finds", str(tmp_path)], capture_output=True, text=True, timeout=HANG, check=True
+    )
     assert "frame-header: 1,000 of 1,000 inputs" in done.stdout
-    listed = subprocess.run([*command[:3], "--list"], capture_output=True, text=True, timeout=60, check=True)
+    listed = subprocess.run([*command[:3], "--list"], capture_output=True, text=True, timeout=HANG, check=True)
     assert listed.stdout.split() == list(TARGETS)

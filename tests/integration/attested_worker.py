@@ -26,6 +26,7 @@ from ringfence.runtime.control import Bye
 from ringfence.session.join import join
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import FolderStore
+from tests.limits import HANG
 
 TIMEOUT = 30.0
 Chip = Callable[[bytes, int], bytes]
@@ -123,6 +124,6 @@ def run(
     for rank, process in enumerate(processes):
         if said[rank][0] == "joined":
             pipes[rank].send("leave")
-        process.join(30)
+        process.join(HANG)
         assert process.exitcode == 0
     return [said[rank] for rank in range(len(plans))]

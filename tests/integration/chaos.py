@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.integration.chaos_nodes import Nodes, Shape, alive, kill
+from tests.limits import HANG
 
 Case = Literal["worker", "agent", "node", "host"]
 CASES: tuple[Case, ...] = ("worker", "agent", "node", "host")
@@ -267,7 +268,7 @@ class Run:
         elif planned.case == "agent":
             now, pids = time.time(), nodes.workers(node)
             agent.kill()
-            agent.wait(10)
+            agent.wait(HANG)
             pids = sorted({*pids, *nodes.workers(node)})
         else:
             now, pids = time.time(), nodes.kill_node(node)

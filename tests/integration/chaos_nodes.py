@@ -18,6 +18,7 @@ from typing import Any, Literal
 from ringfence.config.private_files import new_secret_file
 from tests import ports
 from tests.integration.test_readme import environment
+from tests.limits import HANG
 
 Launcher = Literal["ringfence", "torchrun", "torchrun-c10d"]
 LAUNCHERS: tuple[Launcher, ...] = ("ringfence", "torchrun", "torchrun-c10d")
@@ -175,7 +176,7 @@ class Nodes:
         """Kill the agent and all other processes of a node. Return their ids."""
         pids = [self.agents[node].pid, *(pid for pid, _ in self.processes(node) if pid != self.agents[node].pid)]
         kill(pids)
-        self.agents[node].wait(10)
+        self.agents[node].wait(HANG)
         kill([pid for pid, _ in self.processes(node)])  # a process that the agent had just started
         return pids
 
@@ -215,4 +216,4 @@ class Nodes:
             time.sleep(0.02)
         for agent in self.agents.values():
             agent.kill()
-            agent.wait(10)
+            agent.wait(HANG)

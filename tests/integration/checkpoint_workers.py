@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ringfence import checkpoint
 from ringfence.errors import CheckpointError
+from tests.limits import HANG
 from tests.unit.checkpoint_samples import empty_state, is_same, small_state
 
 SIZES = (301, 517, 33)  # that no number of workers divides
@@ -93,7 +94,7 @@ def save(path: str, key: str, in_background: bool = False) -> tuple[str, str]:
         for parameter in training.model.parameters():  # what follows must not reach the checkpoint
             parameter.add_(1)
     assert training.digest() != saved
-    return pending.result(timeout=60), saved
+    return pending.result(timeout=HANG), saved
 
 
 def load(path: str, key: str, anchor: str) -> tuple[str, str]:
@@ -121,7 +122,7 @@ def refusal(what: str, path: str, key: str) -> str:
         elif what == "shape":
             checkpoint.load({"weight": torch.zeros(4 + (dist.get_rank() == 1))}, path, key=key)
         elif what == "background":
-            checkpoint.async_save(state, path, key=key).result(timeout=60)
+            checkpoint.async_save(state, path, key=key).result(timeout=HANG)
         else:
             raise AssertionError(what)
     except CheckpointError as error:

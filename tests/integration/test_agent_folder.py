@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.launch import agent_folder
+from tests.limits import HANG
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +35,7 @@ def started(folder: Path, ending: str) -> Path:
     """The socket of an agent whose process has ended."""
     command = [sys.executable, "-c", KILLED.format(ending=ending)]
     environment = {**os.environ, "TMPDIR": str(folder)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.stdout, done.stderr
     return Path(done.stdout.strip())
 

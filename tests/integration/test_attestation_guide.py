@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ringfence.admission.proofs import kinds
 from tests.integration.test_readme import MARKED, ROOT, environment
+from tests.limits import HANG
 from tests.unit import nvidia_records, snp_records, tdx_records
 
 GUIDE = (ROOT / "docs" / "guides" / "admit-by-attestation.md").read_text()
@@ -25,7 +26,7 @@ def test_the_commands_on_recorded_evidence_do_what_the_guide_says(tmp_path: Path
         env=used,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SEV-SNP report from Turin: genuine" in done.stdout

@@ -374,7 +374,7 @@ def test_workers_in_vms_of_both_kinds_form_a_run(snp_vm: VirtualTpm, tdx_vm: Vir
     admissions = {
         rank: admission(*((tdx_vm, "azure_tdx") if rank % 2 else (snp_vm, "azure_snp")), service) for rank in range(6)
     }
-    with World(6, timeout=60.0) as world:
+    with World(6) as world:
         world.start(range(6), admission=admissions)
         members = world.members()
     assert len({member.roster.digest for member in members}) == 1

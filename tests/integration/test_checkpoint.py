@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from ringfence import checkpoint
 from tests.integration import checkpoint_workers as workers
+from tests.limits import HANG
 from tests.pool import Pool
 from tests.unit.checkpoint_samples import key_file, small_state
 
@@ -29,11 +30,11 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_and_three(
 ) -> None:
     """FSDP2 with AdamW, a scheduler and random states; only rank 0 has the key."""
     path = str(tmp_path / "saved")
-    saved = pool.check(workers.save, world=4, args=(path, key, in_background), timeout=120)
+    saved = pool.check(workers.save, world=4, args=(path, key, in_background), timeout=HANG)
     assert len(set(saved)) == 1
     anchor, digest = saved[0]
     for world in (2, 3):
-        for before, after in pool.check(workers.load, world=world, args=(path, key, anchor), timeout=120):
+        for before, after in pool.check(workers.load, world=world, args=(path, key, anchor), timeout=HANG):
             assert before != digest and after == digest
     assert sorted(os.listdir(tmp_path)) == ["key", "saved"]
     assert len(os.listdir(path)) == 5  # an index and four shards
@@ -109,7 +110,7 @@ def load_plain_without_pickle(path: str) -> None:
 def test_device_tensors_need_no_full_copy_on_the_host(devices: Pool, tmp_path: Path, key: str) -> None:
     size = 512
     saved, loaded, same = devices.check(
-        workers.device_cost, world=1, backend=None, args=(str(tmp_path), key, size), timeout=240
+        workers.device_cost, world=1, backend=None, args=(str(tmp_path), key, size), timeout=HANG
     )[0]
     assert same
     assert max(saved, loaded) < 96 << 20, (saved >> 20, loaded >> 20)
@@ -118,5 +119,5 @@ def test_device_tensors_need_no_full_copy_on_the_host(devices: Pool, tmp_path: P
 @pytest.mark.promise("A save that is killed at any moment leaves no incomplete checkpoint.")
 def test_a_killed_save_leaves_complete_checkpoints_only(pool: Pool, tmp_path: Path, key: str, full: bool) -> None:
     count = KILLS if full else 20
-    left = pool.check(workers.kill_saves, world=1, backend=None, args=(str(tmp_path), key, count), timeout=280)[0]
+    left = pool.check(workers.kill_saves, world=1, backend=None, args=(str(tmp_path), key, count), timeout=HANG)[0]
     assert left > count // 4

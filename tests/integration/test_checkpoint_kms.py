@@ -22,6 +22,7 @@ from ringfence import checkpoint
 from ringfence.checkpoint import KeyWrapper
 from ringfence.errors import CheckpointError
 from tests.cli.command import ringfence
+from tests.limits import HANG
 from tests.object_stores import s3_server
 from tests.unit.checkpoint_samples import empty_state, is_same, key_file, small_state
 
@@ -111,7 +112,7 @@ def test_the_example_runs_and_the_command_uses_it(socket: str, tmp_path: Path) -
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
     assert done.stdout == f"step 1, key {NAME}: [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]\n", done.stderr
     key = "python:examples.checkpoint_kms:key"

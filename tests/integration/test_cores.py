@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from tests.limits import HANG
 from tests.pool import Pool
 
 SIZES = (0, 1, 1000, 262_145, 2_000_003)  # elements: one segment, several, and several passes
@@ -48,6 +49,6 @@ def in_company() -> bool:
 def test_both_data_planes_interoperate(pool: Pool) -> None:
     kinds = ["python", "compiled", "compiled", "python"]
     with pool.fresh([["env", f"RINGFENCE_DATAPLANE={kind}"] for kind in kinds]) as mixed:
-        assert mixed.check(in_company, world=4, timeout=120) == [kind == "compiled" for kind in kinds]
+        assert mixed.check(in_company, world=4, timeout=HANG) == [kind == "compiled" for kind in kinds]
         said = ["the data plane is not the compiled one" in mixed.workers[rank].read_log() for rank in range(4)]
     assert said == [True, False, False, False]  # rank 0 prints the summary of the session

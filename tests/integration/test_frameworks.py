@@ -21,7 +21,7 @@ CHEAP = ["accelerate", "mesh"]
 NAMES = {"fabric", "lightning", "ray"}  # these take the backend's name; the others use the existing group
 NEEDS_A_GROUP = {"torchtitan"}  # would ask for NCCL
 UNCHANGED = ["accelerate", "hf_trainer", "lightning"]  # the guide says that they need no change under `ringfence run`
-SECONDS = 400  # of one run: DeepSpeed compiles an operator on first use
+SECONDS = 1500  # of one run: DeepSpeed compiles an operator on first use, beside whatever else the machine does
 
 # The namespace has only a loopback interface, so nothing is downloaded.
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -71,6 +71,7 @@ def run(
     bare = {key: value for key, value in os.environ.items() if not key.startswith(("RINGFENCE_", "TORCH_", "RAY_"))}
     environment = bare | {
         "PATH": f"{PYTHON}:{os.environ['PATH']}",
+        "RAY_raylet_start_wait_time_s": "600",
         "HOME": str(folder),
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import ringfence
 from ringfence.errors import ConfigurationError
+from tests.limits import HANG
 from tests.pool import Pool
 
 
@@ -59,7 +60,9 @@ ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MAST
 def test_init_works_without_torch_imported_or_autoload(pool: Pool, autoload: str) -> None:
     environment = os.environ | ENVIRONMENT | {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
     environment |= {"RINGFENCE_SECRET_FILE": str(pool.secret_file)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=HANG
+    )
     assert done.stdout == "RingfenceProcessGroup 77.0 1\n", done.stderr
 
 

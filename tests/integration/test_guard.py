@@ -16,6 +16,7 @@ from ringfence.backend import autoload
 from ringfence.config.private_files import new_secret_file
 from ringfence.config.settings import KNOWN
 from ringfence.errors import ConfigurationError
+from tests.limits import HANG
 
 # Every way to create an unprotected group, each in turn, in one process with a world size of one.
 PROGRAM = """
@@ -80,7 +81,7 @@ def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedPr
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     command = (sys.executable, *command)
     return subprocess.run(
-        command, cwd=folder, env=bare | world | variables, capture_output=True, text=True, timeout=120
+        command, cwd=folder, env=bare | world | variables, capture_output=True, text=True, timeout=HANG
     )
 
 
@@ -262,7 +263,7 @@ if __name__ == "__main__":
     dist.init_process_group("ringfence")
     try:
         kind = AsyncCheckpointerType.PROCESS
-        dcp.async_save({"a": torch.ones(4)}, checkpoint_id="saved", async_checkpointer_type=kind).result(timeout=60)
+        dcp.async_save({"a": torch.ones(4)}, checkpoint_id="saved", async_checkpointer_type=kind).result(timeout=HANG)
     finally:
         dist.destroy_process_group()
 """

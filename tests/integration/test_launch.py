@@ -33,7 +33,7 @@ from ringfence.launch.messages import AgentCall, Operation
 from tests import ports
 from tests.cli.command import ringfence
 from tests.integration.join_cluster import Warnings
-from tests.limits import FAR
+from tests.limits import FAR, HANG
 
 SET_BY_AGENTS = ("RINGFENCE_GENERATION", "RINGFENCE_RUN_ID", "RINGFENCE_AGENT", "RINGFENCE_REQUIRE")
 
@@ -73,7 +73,7 @@ def joined(*agents: SealedRendezvous) -> list[RendezvousInfo]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG)
     return [found[place] for place in range(len(agents))]
 
 
@@ -124,7 +124,7 @@ def test_values_of_one_node_reach_the_other_and_end_with_their_round(agent: Star
     thread = threading.Thread(target=wait)
     thread.start()
     joined(one, zero)
-    thread.join(30)
+    thread.join(HANG)
     assert "has ended" in str(failed[0])
 
 
@@ -203,7 +203,7 @@ def test_nodes_come_and_go_within_the_limits(agent: Start) -> None:
     while not zero.num_nodes_waiting():
         assert thread.is_alive()
     assert zero.next_rendezvous().world_size == 2
-    thread.join(30)
+    thread.join(HANG)
     assert grown[0].world_size == 2
 
 
@@ -256,7 +256,7 @@ def test_threads_of_one_worker_do_not_wait_for_each_other(agent: Start) -> None:
         thread.start()
     store.set("late", "value")
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG)
     assert found == [b"value"] * 8
 
 
@@ -290,7 +290,7 @@ def test_an_unmodified_script_is_sealed(folder: Path, launcher: list[str]) -> No
     (folder / "script.py").write_text(UNMODIFIED)
     command = [sys.executable, "-m", *launcher, "--nproc-per-node=2", "script.py"]
     settings = {**os.environ, "RINGFENCE_SECRET_FILE": "secret", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert done.stdout == SEALED
     assert "are ringfence's in this run" in done.stderr
@@ -324,7 +324,7 @@ def test_a_worker_ends_with_its_agent_also_before_it_imports_torch(folder: Path)
 def test_torch_imports_our_rendezvous_without_a_word() -> None:
     """torch loads handlers while it imports its own modules, also in processes that have nothing to do with torchrun."""
     program = "import torch.distributed.checkpoint, sys; print('ringfence.launch.handler' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 

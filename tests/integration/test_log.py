@@ -6,9 +6,12 @@ import logging
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from ringfence.log import announce
+from tests.limits import HANG
 from tests.pool import Failure, Pool, values
 
 PREFIX = re.compile(r"ringfence: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
@@ -57,7 +60,7 @@ LOGGER.warning("configured")
 
 
 def test_every_line_of_a_message_and_of_a_traceback_has_the_prefix() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=HANG)
     *lines, last = done.stderr.splitlines()
     assert all(PREFIX.match(line) for line in lines), lines
     said = [PREFIX.sub("", line) for line in lines]
@@ -79,3 +82,11 @@ def test_join_has_its_own_timeout(pool: Pool, seconds: float, limit: str) -> Non
 
 def start() -> None:
     """A worker has started."""
+
+
+def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers and agents share a stderr, where what another one writes would come between a line and its newline."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=written.append, flush=lambda: None))
+    announce("2 workers")
+    assert [text[-10:] for text in written if text] == ["2 workers\n"]

@@ -14,6 +14,7 @@ from ringfence.config.private_files import new_secret_file
 from tests import ports
 from tests.certificates import Authority, private_pem
 from tests.integration.test_readme import environment
+from tests.limits import HANG
 from tests.manifests import ROOT, Node, policy_of
 
 DAY = datetime.timedelta(days=1)
@@ -64,11 +65,11 @@ def test_both_nodes_of_a_manifest_form_one_run(example: str, proof: str, tmp_pat
             )
         started.append(process)
     try:
-        codes = [process.wait(280) for process in started]
+        codes = [process.wait(HANG) for process in started]
     finally:
         for process in started:
             process.terminate()
-            process.wait(30)
+            process.wait(HANG)
     first, second = ((tmp_path / f"{rank}.log").read_text() for rank in range(2))
     assert codes == [0, 0], first + second
     assert "4 workers, run 9d0c1a7e" in first and f"admitted by {proof}" in first

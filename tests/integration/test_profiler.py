@@ -240,8 +240,10 @@ def clocks() -> list[bool]:
     with profile():
         dist.all_reduce(torch.ones(1))
         seen.append(stages.running)
-    for _ in range(20):  # the loop checks when it waits, which it does not for each
-        dist.all_reduce(torch.ones(1))
+    timed = torch.ones(1)
+    while timed.item():  # the loop checks when it waits, which it does not for each collective
+        timed.fill_(stages.running)
+        dist.all_reduce(timed)
     seen.append(stages.running)
     kept = len(stages.recorded())
     dist.all_reduce(torch.ones(1))

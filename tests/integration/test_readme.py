@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import ports
+from tests.limits import HANG
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -36,7 +37,7 @@ def completed(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,  # 15 s on two quiet cores; six times that beside other tests
+        timeout=HANG,  # 15 s on two quiet cores; six times that beside other tests
     )
 
 

@@ -338,7 +338,7 @@ def agents_policy(
     site = Site(tmp_path, 2)
     site.publish()
     own = JoinCredentials(Settings.from_environment({**site.environment(0), "RINGFENCE_SAME_HOST": request.param}))
-    policy, _ = own.admission(timeout=30.0, warn_after=30.0, warn=lambda: None)
+    policy, _ = own.admission(timeout=HANG, warn_after=HANG, warn=lambda: None)
     assert own.reads_lists
     return site, CurrentPolicy(own, policy), policy
 

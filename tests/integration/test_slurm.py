@@ -17,6 +17,7 @@ import pytest
 from ringfence.config.private_files import new_secret_file
 from tests import ports
 from tests.integration.test_readme import ROOT, environment
+from tests.limits import HANG
 
 SCRIPT = ROOT / "examples/slurm/train.sbatch"
 CONFIGURATION = """\
@@ -72,7 +73,7 @@ class Cluster:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=HANG,
         )
 
     def logs(self) -> str:
@@ -96,7 +97,7 @@ def daemon(*words: str | Path, env: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(HANG)
 
 
 @pytest.fixture(scope="module")

@@ -170,7 +170,7 @@ def test_workers_of_both_wheels_form_a_group(installed: dict[str, Path], tmp_pat
         for rank, kind in enumerate(WHEELS)
     ]
     try:
-        said = [process.communicate(timeout=120)[0] for process in started]
+        said = [process.communicate(timeout=HANG)[0] for process in started]
     finally:
         for process in started:
             process.kill()

@@ -19,6 +19,7 @@ from ringfence.errors import ConfigurationError
 from ringfence.evidence import workload_api
 from ringfence.session.join.provers import Machine, policy_of
 from tests.certificates import Authority, now, spiffe
+from tests.limits import HANG
 from tests.unit.admission_samples import worker
 from tests.workload_api_server import ID, Response, WorkloadApi, response_of
 
@@ -95,7 +96,7 @@ def test_a_server_that_does_not_answer_is_given_up(api: WorkloadApi) -> None:
     leave = threading.Event()
 
     def block() -> bytes:
-        leave.wait(60)
+        leave.wait(HANG)
         return b""
 
     api.answer = block

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from ringfence.transport.alarm import Alarm, boot_seconds
+from tests.limits import HANG
 
 
 def descriptors() -> set[str]:
@@ -19,7 +20,7 @@ def test_alarm_is_called_at_its_time_and_not_before(delay: float) -> None:
     called: list[float] = []
     moment, before = boot_seconds() + delay, descriptors()
     alarm = Alarm("test", moment, lambda: called.append(boot_seconds()))
-    alarm.join(30)
+    alarm.join(HANG)
     assert len(called) == 1 and called[0] >= moment
     assert descriptors() == before
 
@@ -29,7 +30,7 @@ def test_cancelled_alarm_is_not_called_and_leaks_nothing(delay: float) -> None:
     called, before = threading.Event(), descriptors()
     alarm = Alarm("test", boot_seconds() + delay, called.set)
     alarm.cancel()
-    alarm.join(30)
+    alarm.join(HANG)
     assert not alarm.is_alive() and not called.is_set()
     assert descriptors() == before
     alarm.cancel()
@@ -40,12 +41,12 @@ def test_callback_may_cancel_its_own_alarm() -> None:
     ready = threading.Event()
 
     def work() -> None:
-        ready.wait(30)
+        ready.wait(HANG)
         made[0].cancel()
 
     made.append(Alarm("test", boot_seconds(), work))
     ready.set()
-    made[0].join(30)
+    made[0].join(HANG)
     assert not made[0].is_alive()
 
 
@@ -58,4 +59,4 @@ def test_forked_child_keeps_no_descriptor_of_an_alarm() -> None:
         os._exit(0 if descriptors() <= before else 1)  # a child may close some that earlier tests left open
     assert os.waitpid(child, 0)[1] == 0
     alarm.cancel()
-    alarm.join(30)
+    alarm.join(HANG)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import ringfence
+from tests.limits import HANG
 from tests.unit.test_documents import ROOT, files_of_the_project, name_of, recorded
 
 
@@ -17,7 +18,7 @@ from tests.unit.test_documents import ROOT, files_of_the_project, name_of, recor
 def test_the_source_archive_is_the_repository(tmp_path: Path) -> None:
     """As the build backend lists it. Documents link to each other, and tests read documents, scripts and records."""
     command = [sys.executable, "-W", "ignore", "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=HANG)
     listed = (tmp_path / "ringfence.egg-info" / "SOURCES.txt").read_text().splitlines()
     made = ("setup.cfg", str(tmp_path))  # the build backend's own: in an archive that was unpacked, and here
     sources = {name for name in listed if not name.startswith(made)}

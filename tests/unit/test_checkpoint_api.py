@@ -21,6 +21,7 @@ from ringfence import checkpoint
 from ringfence.checkpoint import tensors
 from ringfence.checkpoint.index import ITEM_BYTES
 from ringfence.errors import CheckpointError
+from tests.limits import HANG
 from tests.unit.checkpoint_samples import empty_state, is_same, key_file, small_state
 
 
@@ -200,11 +201,11 @@ def test_a_save_and_a_load_report_their_progress(tmp_path: Path, key: str) -> No
 
 
 def test_a_save_in_the_background_fails_in_its_future(tmp_path: Path, key: str) -> None:
-    anchor = checkpoint.async_save(small_state(), tmp_path / "saved", key=key).result(timeout=60)
+    anchor = checkpoint.async_save(small_state(), tmp_path / "saved", key=key).result(timeout=HANG)
     assert checkpoint.load(empty_state(), tmp_path / "saved", key=key).anchor == anchor
     again = checkpoint.async_save(small_state(), tmp_path / "saved", key=key)
     with pytest.raises(CheckpointError, match="never overwritten"):
-        again.result(timeout=60)
+        again.result(timeout=HANG)
 
 
 # -- pieces -----------------------------------------------------------------------------------------------------------
@@ -330,4 +331,4 @@ def test_verifying_needs_no_torch(tmp_path: Path, key: str) -> None:
         f"ringfence.checkpoint.verify({str(tmp_path / 'saved')!r}, key={key!r})\n"
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=HANG).returncode == 0

@@ -21,6 +21,7 @@ from ringfence.dataplane.program import _fused_sends
 from ringfence.errors import ConfigurationError
 from ringfence.link.frames import FRAME_BYTES
 from ringfence.link.segments import segment_count
+from tests.limits import HANG
 from tests.memory_cluster import World, all_reduce, broadcast
 
 if not native.COMPILED:
@@ -52,7 +53,7 @@ def test_the_environment_selects_the_data_plane(wanted: str, expected: str) -> N
         env={**os.environ, "RINGFENCE_DATAPLANE": wanted},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
     assert expected in done.stdout + done.stderr
 

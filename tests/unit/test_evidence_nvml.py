@@ -14,6 +14,7 @@ from ringfence.admission.policy import Evidence, Policy, verify
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules, verify_report
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import nvml
+from tests.limits import HANG
 from tests.unit import nvidia_mint as mint
 from tests.unit.admission_samples import worker
 from tests.unit.nvml_driver import Driver
@@ -61,7 +62,7 @@ def test_gpus_are_asked_for_one_connection_at_a_time(driver: Driver, monkeypatch
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANG)
     assert not overlapped.is_set()
 
 

@@ -14,7 +14,6 @@ from ringfence.errors import ConfigurationError
 
 
 @pytest.mark.promise("A pipe in the place of a secret, a key or a policy is refused.")
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "read",
     [load_secret, load_policy, lambda path: load_credential(__file__, path)],

@@ -18,6 +18,7 @@ from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import tdx, tdx_quote
 from ringfence.admission.proofs.tdx_collateral import Collateral
 from ringfence.errors import AdmissionError, PolicyError
+from tests.limits import HANG
 from tests.unit.flips import flips
 from tests.unit.snp_records import moment
 from tests.unit.tdx_mint import foundry
@@ -471,7 +472,7 @@ def test_without_dcap_qvl_the_error_names_what_to_install() -> None:
         "try: tdx.TdxVerifier(tdx.Rules((), ((),) * 4, ()), time.time)\n"
         "except RuntimeError as error: print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
     assert done.stdout.startswith("ConfigurationError to verify TDX quotes, dcap-qvl is needed")
     assert 'pip install "dcap-qvl>=0.7,<0.8"' in done.stdout, done.stderr
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from ringfence.runtime.progress import _Waker
+from tests.limits import HANG
 
 
 def test_a_waker_is_not_closed_during_a_wake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +23,7 @@ def test_a_waker_is_not_closed_during_a_wake(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(os, "eventfd_write", write)
     waker.wake()
-    assert closed.wait(30)
+    assert closed.wait(HANG)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
 
@@ -45,11 +46,11 @@ def test_a_forked_child_closes_a_waker_without_its_lock() -> None:
     def hold() -> None:
         with waker._lock:
             held.set()
-            done.wait(30)
+            done.wait(HANG)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(HANG)
     child = os.fork()
     if not child:
         waker.forget()

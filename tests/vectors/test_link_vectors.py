@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from tests.limits import HANG
+
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).parent / "link.json"
 VECTORS: dict[str, Any] = json.loads(FILE.read_text())
@@ -152,7 +154,7 @@ def call(operation: int, dtype: int = 0, schedule: int = 0, elements: int = 0, t
 @pytest.mark.processes
 def test_vectors_file_matches_the_package() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "tests.vectors.make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "tests.vectors.make"], cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=True
     )
     assert printed.stdout == FILE.read_text()
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import ringfence
+from tests.limits import HANG
 
 QUICK = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--variants", "ringfence")
 
@@ -85,7 +86,7 @@ def test_a_profile_shows_shares(tmp_path: Path) -> None:
 
 def test_device_tensors_are_compared_with_host_tensors(tmp_path: Path) -> None:
     command = (*QUICK[:-2], "--device", "sim", "--copy-rate", "2,10", "--rounds", "1", "--results", str(tmp_path))
-    done = ringfence(*command, "--profile", "--confidential", timeout=180)
+    done = ringfence(*command, "--profile", "--confidential", timeout=HANG)
     assert done.returncode == 0, done.stderr
     shown = " ".join(done.stdout.split())
     for rate in (2, 10):
@@ -106,7 +107,7 @@ def test_device_tensors_are_compared_with_host_tensors(tmp_path: Path) -> None:
 
 def test_training_is_measured(tmp_path: Path) -> None:
     command = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1", "--results", str(tmp_path))
-    done = ringfence(*command, "--variants", "ringfence", "--bucket-cap-mb", "default,1", timeout=120)
+    done = ringfence(*command, "--variants", "ringfence", "--bucket-cap-mb", "default,1", timeout=HANG)
     assert done.returncode == 0, done.stderr
     for buckets in ("default buckets", "buckets of 1 MiB"):
         block = done.stdout.split(f"gpt2-tiny, ddp, {buckets}, 2 workers")[1]
@@ -122,7 +123,7 @@ def test_a_busy_caller_burdens_every_variant_alike(tmp_path: Path) -> None:
 
 
 def test_single_calls_are_timed_one_by_one() -> None:
-    done = ringfence("bench", "latency", "--rounds", "1", "--json", timeout=120)
+    done = ringfence("bench", "latency", "--rounds", "1", "--json", timeout=HANG)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["command"] == "ringfence bench latency" and found["rounds"] == 1
@@ -208,7 +209,7 @@ def test_interrupted_between_limited_hosts_it_leaves_its_samples_and_nothing_els
         assert len(namespaces(process)) == 3  # two hosts and the bridge
     finally:
         process.send_signal(ending)
-        process.communicate(timeout=30)
+        process.communicate(timeout=HANG)
         os.close(terminal)
     assert process.returncode == 130
     assert namespaces(process) == []

@@ -18,6 +18,7 @@ from ringfence_lab.cli.plan import read_study
 from ringfence_lab.cli.plan_checks import validation_summary
 from ringfence_lab.plan.validate import validate
 from tests.cli.command import ringfence
+from tests.limits import HANG
 
 WITHOUT_TORCH = """
 import sys
@@ -36,7 +37,7 @@ sys.exit(code)
 def bare(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The command in a process in which torch and its kin cannot be imported."""
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True, timeout=60, cwd=folder
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True, timeout=HANG, cwd=folder
     )
 
 
@@ -90,7 +91,7 @@ def test_a_sweep_shows_its_progress_on_a_terminal() -> None:
     with os.fdopen(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO at the end
         while part := terminal.read(1 << 16):
             shown += part
-    output, _ = running.communicate(timeout=60)
+    output, _ = running.communicate(timeout=HANG)
     assert running.returncode == 0
     assert b"16,384" in output
     assert b"predicting" in shown

@@ -10,6 +10,7 @@ import pytest
 
 from lab.tests.unit.report_samples import everything, from_bench, write_study
 from tests.cli.command import ringfence
+from tests.limits import HANG
 
 SAMPLES = Path(__file__).parents[3] / "docs" / "results" / "samples.jsonl"
 
@@ -17,7 +18,7 @@ SAMPLES = Path(__file__).parents[3] / "docs" / "results" / "samples.jsonl"
 def test_the_projects_own_samples_become_a_page(tmp_path: Path) -> None:
     few = [row for row in from_bench(SAMPLES) if row["workers"] == 2 and row["size"] in (None, 1 << 20, 25 << 20)]
     write_study(tmp_path / "study-results", [row for row in few if row["operation"] in (None, "all_reduce")])
-    done = ringfence("report", folder=tmp_path, timeout=250)
+    done = ringfence("report", folder=tmp_path, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "page: study-results/report/report.html"
     assert "not drawn: What gradients travel as: nothing was measured both as float32 and as bfloat16" in done.stdout

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import ringfence
+from tests.limits import HANG
 
 GRID = """\
 rounds = 8
@@ -94,7 +95,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torn = max((folder / "results" / "raw").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
     with torn.open("a") as file:
         file.write('{"run": "0123')
-    done = ringfence("study", *arguments, timeout=120)
+    done = ringfence("study", *arguments, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert f"{24 - sum(map(len, kept.values()))} rounds of" in done.stderr
     assert "all_reduce 4 KiB, 2 workers, loopback" in done.stdout
@@ -202,7 +203,7 @@ def test_the_list_says_what_would_be_measured_and_for_how_long(tmp_path: Path) -
 def test_without_the_compiled_data_plane_the_profile_is_left_out_and_the_rest_is_measured(tmp_path: Path) -> None:
     trace = GRID.partition('[[cells]]\nkind = "trace"')[2]
     (tmp_path / "grid.toml").write_text(f'rounds = 2\n[[cells]]\nkind = "trace"{trace}')
-    done = ringfence("study", "--grid", "grid.toml", folder=tmp_path, RINGFENCE_DATAPLANE="python", timeout=120)
+    done = ringfence("study", "--grid", "grid.toml", folder=tmp_path, RINGFENCE_DATAPLANE="python", timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert (
         "ringfence-profiled is left out of 1 cells: it needs the compiled data plane; RINGFENCE_DATAPLANE"

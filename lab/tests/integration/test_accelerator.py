@@ -10,6 +10,7 @@ import pytest
 from lab.tests.integration import accelerator_memory as memory
 from lab.tests.integration import accelerator_order as order
 from lab.tests.integration import accelerator_training as training
+from tests.limits import HANG
 from tests.pool import Pool
 
 Run = Callable[..., Any]
@@ -19,8 +20,8 @@ Run = Callable[..., Any]
 def run() -> Iterator[Run]:
     """Runs a function in a process of its own that has the device."""
     with Pool() as pool:
-        pool.check(order.names, world=1, backend=None, timeout=280)  # builds the device if needed
-        yield lambda function, *args: pool.check(function, world=1, backend=None, args=args, timeout=240)[0]
+        pool.check(order.names, world=1, backend=None, timeout=HANG)  # builds the device if needed
+        yield lambda function, *args: pool.check(function, world=1, backend=None, args=args, timeout=HANG)[0]
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.003], ids=["steady", "random delays"])

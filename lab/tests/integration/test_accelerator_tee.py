@@ -8,6 +8,7 @@ import pytest
 
 from lab.tests.integration import accelerator_tee as tee
 from lab.tests.integration.test_accelerator_process import completed, run
+from tests.limits import HANG
 from tests.pool import Pool
 
 Check = Callable[[Callable[[], None]], None]
@@ -19,7 +20,7 @@ def check() -> Iterator[Check]:
     with Pool() as pool:
 
         def checked(function: Callable[[], None]) -> None:
-            pool.check(function, world=1, backend=None, timeout=280)  # the first one builds the device if needed
+            pool.check(function, world=1, backend=None, timeout=HANG)  # the first one builds the device if needed
 
         yield checked
 
@@ -31,7 +32,7 @@ def test_confidential_copies(check: Check, scenario: Callable[[], None]) -> None
 
 def test_a_gap_before_a_reservation_is_used() -> None:
     with Pool() as pool:  # of its own: the worker is left with a copy that does not end
-        pool.check(tee.a_gap_before_a_reservation_is_used, world=1, backend=None, timeout=280)
+        pool.check(tee.a_gap_before_a_reservation_is_used, world=1, backend=None, timeout=HANG)
 
 
 def test_after_a_refused_copy_every_call_raises() -> None:

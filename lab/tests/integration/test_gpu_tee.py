@@ -13,6 +13,7 @@ from lab.tests.integration import ring_scenarios as scenarios
 from ringfence_lab.bench.tee_variants import tee_of
 from ringfence_lab.study import grid, tee_cost
 from tests.cli.command import ringfence
+from tests.limits import HANG
 from tests.pool import Pool
 
 MODES: dict[str, dict[str, bool] | None] = {
@@ -53,7 +54,7 @@ Run = Callable[..., Any]
 def run() -> Iterator[Run]:
     """Runs a function in a process that has the devices."""
     with Pool() as pool:
-        yield lambda function, *args: pool.check(function, world=1, backend=None, args=args, timeout=280)[0]
+        yield lambda function, *args: pool.check(function, world=1, backend=None, args=args, timeout=HANG)[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -73,7 +74,7 @@ def test_steps_are_ordered(run: Run, scenario: Callable[[], None]) -> None:
 
 def test_a_flipped_bit_ends_the_ring() -> None:
     with Pool() as pool:  # the devices are unusable afterwards
-        pool.check(scenarios.corrupted, world=1, backend=None, timeout=280)
+        pool.check(scenarios.corrupted, world=1, backend=None, timeout=HANG)
 
 
 def simulated_seconds() -> dict[tuple[str | None, str], float]:
@@ -91,15 +92,15 @@ def simulated_seconds() -> dict[tuple[str | None, str], float]:
 def test_the_study_measures_resumes_and_reports_both_kinds_of_cells(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(GRID)
     arguments = ("study", "--grid", "grid.toml", "--results", "results")
-    first = ringfence(*arguments, folder=tmp_path, timeout=120)
+    first = ringfence(*arguments, folder=tmp_path, timeout=HANG)
     assert first.returncode == 0, first.stderr
     assert "4 rounds of 2 cells are missing and will be measured" in first.stderr
-    again = ringfence(*arguments, folder=tmp_path, timeout=120)
+    again = ringfence(*arguments, folder=tmp_path, timeout=HANG)
     assert "nothing to do" in again.stderr
     rows = [
         json.loads(line)
         for line in ringfence(
-            "study", "query", "--results", "results", "--json", folder=tmp_path, timeout=120
+            "study", "query", "--results", "results", "--json", folder=tmp_path, timeout=HANG
         ).stdout.splitlines()
     ]
     step = {row["variant"]: row for row in rows if row["model"] == "resnet50"}
@@ -110,6 +111,6 @@ def test_the_study_measures_resumes_and_reports_both_kinds_of_cells(tmp_path: Pa
     for row in rows:  # a busy machine makes nothing shorter; the wrong mode would
         assert row["variant"] == "ringfence" or row["seconds"] >= 0.999 * least[row["model"], row["variant"]], row
     assert all(row["rounds"] == 2 and row["dilation"] >= 1 and row["wall_seconds"] > 0 for row in rows)
-    made = ringfence("report", "--study", "results", "--json", folder=tmp_path, timeout=120)
+    made = ringfence("report", "--study", "results", "--json", folder=tmp_path, timeout=HANG)
     assert json.loads(made.stdout)["page"] == "results/report/gpu-tee.html"
     assert "What GPU TEEs cost, simulated" in (tmp_path / "results/report/gpu-tee.html").read_text()

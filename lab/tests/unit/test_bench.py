@@ -29,6 +29,7 @@ from ringfence_lab.bench.results import result
 from ringfence_lab.bench.samples import FILE, Samples
 from ringfence_lab.bench.units import bytes_of, size_text, time_text
 from ringfence_lab.progress import Progress
+from tests.limits import HANG
 
 CASE: dict[str, Any] = {
     "kind": "collective", "operation": "all_reduce", "size": 1 << 20, "workers": 2, "busy": False,
@@ -139,7 +140,7 @@ assert peak_bytes() - resident_bytes() < 8 << 20
 @pytest.mark.processes
 def test_the_peak_starts_again_from_what_is_resident() -> None:
     """In a process of its own: this one may give back meanwhile what earlier tests have left."""
-    subprocess.run([sys.executable, "-c", PEAK], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", PEAK], check=True, timeout=HANG)
 
 
 # -- samples --------------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def test_samples_of_the_two_data_planes_are_never_put_together(monkeypatch: pyte
 def test_facts_need_no_torch() -> None:
     """A study that only says that it is in use, or what it would measure, should not take seconds to say it."""
     program = "import sys; from ringfence_lab.bench import machine; machine.facts(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=HANG).returncode == 0
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_the_rest_is_kept(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from scripts.page import RESULTS, ROOT, costs
 from scripts.page.__main__ import filled, stale
 from scripts.page.costs import PAGES, TABLES, pictures
 from scripts.page.edition import CALLS, MACHINES, read
+from tests.limits import HANG
 
 PAGE, README, _ = PAGES
 SIZES = (4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20)
@@ -165,7 +166,7 @@ def test_every_picture_of_the_page_is_one_that_is_drawn() -> None:
 
 @pytest.mark.processes
 def test_the_measurement_says_what_it_runs_and_how_long_that_takes() -> None:
-    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     first, *steps = done.stdout.splitlines()
     minutes = re.fullmatch(r"(\d+) measurements, about (\d+) minutes on 2 cores; less where .*", first)
@@ -176,7 +177,7 @@ def test_the_measurement_says_what_it_runs_and_how_long_that_takes() -> None:
 
 @pytest.mark.processes
 def test_every_step_of_the_measurement_is_a_command_that_exists() -> None:
-    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=HANG)
     for step in done.stdout.splitlines()[1:]:
         arguments = step.partition("] ringfence ")[2].split()
         assert _parser().parse_args(arguments).run.__name__ == f"run_{arguments[1]}"
