@@ -95,6 +95,8 @@ CHECKPOINT_DIMENSIONS: Final = 64  # of a tensor
 CHECKPOINT_PATH_PARTS: Final = 256  # of an item's name
 VALUE_DEPTH: Final = 32  # of lists and dicts in a value
 RECORD_BYTES: Final = 1 << 20  # of a signed record; one of a self-test is 20,000
+DATA_PIECE_BYTES: Final = 64 << 20  # of a file in a data manifest: hashed by one thread, and once if a run is resumed
+DATA_NAME_BYTES: Final = 4096  # of a file in a data manifest, with its folders
 
 # Key agreement groups of TLS in the order of preference. Hybrid: an attacker who records connections now and has a quantum
 # computer later must still break ML-KEM; an attacker who breaks ML-KEM must still break X25519.
@@ -157,11 +159,18 @@ CHECKPOINT_CONTEXT: Final = _label("checkpoint key context")
 CHECKPOINT_KEY_NAME: Final = _label("checkpoint key name")
 CHECKPOINT_ANCHOR: Final = _label("checkpoint anchor")
 LOCAL_SOCKET: Final = _label("aes-256-gcm local socket")
+DATA_PIECE: Final = _label("data piece")
+DATA_CONTENTS: Final = _label("data contents")
+DATA_FILE: Final = _label("data file")
+DATA_NODE: Final = _label("data node")
+DATA_ROOT: Final = _label("data root")
+DATA_RESUME: Final = _label("data resume")
 
 # Types in signed records (spec/record.md). The first two are those of in-toto, the others are ours.
 RECORD_PAYLOAD: Final = "application/vnd.in-toto+json"
 RECORD_STATEMENT: Final = "https://in-toto.io/Statement/v1"
 RECORD_SELFTEST: Final = "https://ringfence.github.io/ringfence/record/selftest/v1"
+RECORD_DATA: Final = "https://ringfence.github.io/ringfence/record/data/v1"
 
 
 class Secret:

@@ -1,11 +1,15 @@
-"""Signed records: the envelope before its signature is verified, and the statement, which a signer could write."""
+"""Signed records: the envelope before its signature is verified, the statement, which a signer could write; data manifests."""
 
 from __future__ import annotations
 
+import io
+
 from ringfence import keys
 from ringfence.errors import RecordError
-from ringfence.record import envelope, selftest, statement
+from ringfence.record import envelope, manifest, selftest, statement
+from ringfence.record.manifest import Entry, Tree
 from tests.fuzz.target import Target
+from tests.unit import manifest_samples
 from tests.unit import record_samples as samples
 
 
@@ -29,6 +33,30 @@ def _parse_statement(data: bytes) -> None:
     assert said["passed"] is selftest.verdict(said).startswith("PASSED")
 
 
+def _manifests() -> list[bytes]:
+    files = [Entry(name, len(name), keys.digest(name)) for name in sorted(manifest_samples.FILES)]
+    return [manifest_samples.encoded(files[:count]) for count in (1, 3, len(files))]
+
+
+def _read_manifest(data: bytes) -> None:
+    assert manifest_samples.encoded(list(manifest.read(io.BytesIO(data), Tree()))) == data
+
+
+_MANIFEST_WORDS = (
+    *(
+        b'{"digest":"',
+        b'","name":"',
+        b'","size":',
+        b'{"bytes":',
+        b',"files":',
+        b',"root":"',
+        b"}\n",
+        b"%FF",
+        b"%00",
+        b"/",
+    ),
+    *(b"..", b"00", b"9" * 18, keys.RECORD_DATA.encode()),
+)
 _WORDS = (
     *(b'"payload":', b'"payloadType":', b'"signatures":', b'"keyid":', b'"sig":', b"==", b'"_type":', b'"subject":'),
     *(b'"digest":', b'"sha256":', b'"predicate":', b'"passed":', b"true", b"null", b"1e999", b"[[", b"{}", b"\\ud800"),
@@ -37,5 +65,6 @@ _WORDS = (
 
 TARGETS = (
     Target("record-envelope", _envelopes, _parse_envelope, (RecordError,), words=_WORDS),
+    Target("data-manifest", _manifests, _read_manifest, (RecordError,), words=_MANIFEST_WORDS),
     Target("record-statement", _statements, _parse_statement, (RecordError,), words=_WORDS),
 )

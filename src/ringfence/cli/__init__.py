@@ -6,6 +6,7 @@ policy.py                  `policy`; templates.py, weak_rules.py, revocation_vie
 evidence.py                `evidence`; evidence_views.py
 checkpoint.py              `checkpoint`; checkpoint_convert.py, checkpoint_keys.py, checkpoint_views.py
 audit.py                   `audit`: verifies signed records
+record.py                  `record`: manifests of data sets
 doctor.py, checks/         `doctor` and its checks; one_worker.py, the process that it starts
 demo/, selftest/           two commands that start workers (worker_process.py); requirements.py checks that they can
 further_commands.py        commands of other distributions, as the lab
@@ -50,6 +51,7 @@ examples:
   ringfence policy new site/policy.toml      a policy that requires them,
   ringfence policy explain site/policy.toml  and whom it admits
   ringfence checkpoint show run/step-100     read a sealed checkpoint
+  ringfence record data corpus               list a data set by digests
   ringfence audit h100.json --key h100.pem   verify a signed record
   ringfence bench collectives --workers 2    measure what sealing costs here
   ringfence study --list                     measure models, workers, networks
@@ -138,6 +140,7 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
         evidence,
         further_commands,
         policy,
+        record,
         run,
         secret,
         selftest,
@@ -150,7 +153,7 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (run, demo, doctor, selftest, secret, policy, certificate, evidence, checkpoint, audit):
+    for command in (run, demo, doctor, selftest, secret, policy, certificate, evidence, checkpoint, record, audit):
         command.add_to(commands)
     called = None if arguments is None else next((word for word in arguments if not word.startswith("-")), "")
     further_commands.add_to(commands, called)
