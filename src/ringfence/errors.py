@@ -50,7 +50,10 @@ class CheckpointError(RingfenceError):
 
 
 class RecordError(RingfenceError):
-    """A record is malformed, was changed, or was not signed by the key that was given. Nothing that it says was used."""
+    """A record is malformed, was changed, or was not signed by the key that was given. Nothing that it says was used.
+
+    Also: a data manifest is malformed or was changed, or data cannot be recorded, because they hold links or change meanwhile.
+    """
 
 
 class TensorChangedError(RingfenceError):

@@ -142,7 +142,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "link to a file": (lambda path: path.symlink_to("b"), "a/odd is a symbolic link"),
     "link to a folder": (lambda path: path.symlink_to(".."), "a/odd is a symbolic link"),
     "link to nothing": (lambda path: path.symlink_to("nothing"), "a/odd is a symbolic link"),
-    "pipe": (os.mkfifo, "a/odd is not a regular file"),
+    "pipe": (os.mkfifo, "a/odd is neither a file nor a folder"),
 }
 
 
@@ -215,6 +215,13 @@ def write_in_place(file: Path, before: os.stat_result) -> None:
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def await_tick(clock: Path, before: os.stat_result) -> None:
+    """Write a file until the file system's clock, which may stand still for milliseconds, gives it a later time."""
+    clock.touch()
+    while clock.stat().st_ctime_ns <= before.st_ctime_ns:
+        clock.write_bytes(b"")
+
+
 def replace(file: Path, before: os.stat_result) -> None:
     other = file.with_name("other")
     other.write_bytes(b"jello")
@@ -241,7 +248,7 @@ def test_a_change_during_the_run_is_an_error(tmp_path: Path) -> None:
     """The first bytes were read; then a byte changes, and the time is set back."""
     file = write_folder(tmp_path / "data", {b"large": bytes(1 << 20)}) / "large"
     before = file.stat()
-    os.utime(file, ns=(0, 0))  # long ago, so that another change is in another tick of the file system's clock
+    await_tick(tmp_path / "clock", before)
     calls = iter([lambda: write_in_place(file, before)])
 
     def progress(_: int) -> None:

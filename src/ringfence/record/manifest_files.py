@@ -86,8 +86,9 @@ def files_in(folder: Path) -> Iterator[DataFile]:
                 status = entry.stat(follow_symlinks=False)
             name = entry.path.removeprefix(top)
             if not stat.S_ISREG(status.st_mode):
-                kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
-                raise RecordError(f"{name_text(name)} is {kind}: `cp -rL` makes a copy without links")
+                link = stat.S_ISLNK(status.st_mode)
+                kind = "a symbolic link: `cp -rL` makes a copy without links" if link else "neither a file nor a folder"
+                raise RecordError(f"{name_text(name)} is {kind}")
             yield DataFile(name, entry.path, status.st_size, _version(status))
 
 
