@@ -97,6 +97,15 @@ VALUE_DEPTH: Final = 32  # of lists and dicts in a value
 RECORD_BYTES: Final = 1 << 20  # of a signed record; one of a self-test is 20,000
 DATA_PIECE_BYTES: Final = 64 << 20  # of a file in a data manifest: hashed by one thread, and once if a run is resumed
 DATA_NAME_BYTES: Final = 4096  # of a file in a data manifest, with its folders
+RECORD_LINE_BYTES: Final = 1 << 16  # of a line in a run's log, with its newline
+RECORD_LINES: Final = 1 << 20  # of a log: a year of one worker's counters
+RECORD_LOG_BYTES: Final = 1 << 30
+RECORD_BLOB_BYTES: Final = 1 << 28  # of a file that a log refers to; the roster of 2**16 workers has 2**27
+RECORD_DEPTH: Final = 5  # of lists and objects in a line
+RECORD_SIGN_SECONDS: Final = 1.0  # from an entry to the signature that covers it
+RECORD_QUEUE: Final = 1024  # entries that wait for the disk; further ones are lost, which is an error
+RECORD_PEERS_SECONDS: Final = 60.0  # between two entries of counters
+RECORD_HEADS_SECONDS: Final = 60.0  # for all workers to publish the heads of their previous logs
 
 # Key agreement groups of TLS in the order of preference. Hybrid: an attacker who records connections now and has a quantum
 # computer later must still break ML-KEM; an attacker who breaks ML-KEM must still break X25519.
@@ -165,6 +174,11 @@ DATA_FILE: Final = _label("data file")
 DATA_NODE: Final = _label("data node")
 DATA_ROOT: Final = _label("data root")
 DATA_RESUME: Final = _label("data resume")
+RECORD_LINE: Final = _label("record line")
+RECORD_SIGNATURE: Final = _label("record signature")
+RECORD_KEY: Final = _label("record key")
+RECORD_HEAD: Final = _label("record previous head")
+RECORD_STORE: Final = _label("record store key")
 
 # Types in signed records (spec/record.md). The first two are those of in-toto, the others are ours.
 RECORD_PAYLOAD: Final = "application/vnd.in-toto+json"

@@ -1,16 +1,22 @@
-"""Signed records: the envelope before its signature is verified, the statement, which a signer could write; data manifests."""
+"""Signed records: the envelope before its signature is verified, and the statement, which a signer could write; logs; data manifests."""
 
 from __future__ import annotations
 
+import functools
 import io
+import json
+from pathlib import Path
 
 from ringfence import keys
-from ringfence.errors import RecordError
-from ringfence.record import envelope, manifest, selftest, statement
+from ringfence.errors import ProtocolError, RecordError
+from ringfence.record import begin, envelope, log, manifest, selftest, statement
 from ringfence.record.manifest import Entry, Tree
 from tests.fuzz.target import Target
 from tests.unit import manifest_samples
 from tests.unit import record_samples as samples
+from tests.unit.log_samples import Session
+
+_VECTORS = Path(__file__).parents[1] / "vectors" / "record.json"
 
 
 def _envelopes() -> list[bytes]:
@@ -57,9 +63,43 @@ _MANIFEST_WORDS = (
     ),
     *(b"..", b"00", b"9" * 18, keys.RECORD_DATA.encode()),
 )
+
+
+@functools.cache
+def _logs() -> list[bytes]:
+    whole = json.loads(_VECTORS.read_text())["log"]["file"].encode("ascii")
+    lines = whole.splitlines(keepends=True)
+    return [whole, b"".join(lines[:2]), b"".join(lines[:3])]
+
+
+def _read_log(data: bytes) -> None:
+    """Whatever is accepted, the key signed: a beginning of the log that the seeds are cut from."""
+    found, genuine = log.read(io.BytesIO(data)), log.read(io.BytesIO(_logs()[0]))
+    assert found.entries == genuine.entries[: len(found.entries)]
+    kept = data[: len(data) - found.tail]
+    assert _logs()[0].startswith(kept)
+
+
+def _lines() -> list[bytes]:
+    return _logs()[0].splitlines()
+
+
+def _parse_line(data: bytes) -> None:
+    assert log.parse(data).encode() == data
+
+
+def _listings() -> list[bytes]:
+    return [begin.encode_listings(Session(size=size).listings) for size in (1, 3)]
+
+
+def _decode_listings(data: bytes) -> None:
+    assert begin.encode_listings(begin.decode_listings(data)) == data
+
+
 _WORDS = (
     *(b'"payload":', b'"payloadType":', b'"signatures":', b'"keyid":', b'"sig":', b"==", b'"_type":', b'"subject":'),
     *(b'"digest":', b'"sha256":', b'"predicate":', b'"passed":', b"true", b"null", b"1e999", b"[[", b"{}", b"\\ud800"),
+    *(b'"kind":"signature"', b'"previous":', b'"number":', b'"at":', b"\n"),
     *(each.encode() for each in (keys.RECORD_PAYLOAD, keys.RECORD_STATEMENT, keys.RECORD_SELFTEST)),
 )
 
@@ -67,4 +107,7 @@ TARGETS = (
     Target("record-envelope", _envelopes, _parse_envelope, (RecordError,), words=_WORDS),
     Target("data-manifest", _manifests, _read_manifest, (RecordError,), words=_MANIFEST_WORDS),
     Target("record-statement", _statements, _parse_statement, (RecordError,), words=_WORDS),
+    Target("record-log", _logs, _read_log, (RecordError,), longest=16384, words=_WORDS),
+    Target("record-log-line", _lines, _parse_line, (RecordError,), words=_WORDS),
+    Target("record-listings", _listings, _decode_listings, (ProtocolError,)),
 )

@@ -7,5 +7,8 @@ code.py          the digests of the installed code, which are such artifacts
 selftest.py      what the record of a self-test says
 manifest.py      the files of a data set, and the root of a Merkle tree over them
 manifest_files.py  folders, hashed into a manifest or compared with one
+log.py           the log of a worker in a session: its chain and its signatures
+log_file.py      writes a log, and the files that it refers to by digest
+begin.py         the first line of a log: whose it is, and the roster
 json_object.py   JSON with fixed names
 """

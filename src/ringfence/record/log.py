@@ -1,0 +1,224 @@
+"""The log of one worker in one session: lines of canonical JSON, each with the digest of the one before (spec/record.md, 6).
+
+A line of kind `signature` covers all lines before it. What follows the last of them says nothing, and is cut: a process that
+was killed leaves such a tail. A line that is wrong with a signature after it is no such tail, and the log is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from ringfence import keys
+from ringfence.errors import RecordError
+from ringfence.record import json_object
+from ringfence.record.json_object import Form, Json
+
+FIRST: Final = keys.digest(keys.RECORD_LINE, b"")  # `previous` of the first line
+BEGIN, SIGNATURE, END = "begin", "signature", "end"
+KINDS: Final[dict[str, Form]] = {
+    BEGIN: {
+        "format": int,
+        "run": str,
+        "generation": str,
+        "rank": int,
+        "key": str,
+        "tls_key": str,
+        "certified": str,
+        "roster": str,
+        "listings": str,
+        "suite": int,
+        "table": str,
+        "policy": str,
+        "policy_files": dict,
+        "presentation": dict,
+        "versions": dict,
+        "before": str,
+    },
+    "heads": {"list": str, "missing": list},
+    "code": {"script": str, "digest": str, "arguments": str, "packages": str},
+    "peers": {"peers": list},
+    "checkpoint": {"action": str, "anchor": str},
+    "lost": {"worker": int, "text": str},
+    "rejoined": {"generation": str, "rank": int, "before": str},
+    END: {"how": str, "text": str},
+    SIGNATURE: {"signature": str},
+}
+_COMMON: Final = {"kind": str, "number": int, "previous": str, "at": int}
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_SIGNATURE: Final = re.compile(r"[0-9a-f]{128}")
+_MARK: Final = b'"kind":"signature"'  # in no other line: texts have their quotes escaped
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One line. `fields` are those of its kind."""
+
+    kind: str
+    number: int
+    previous: str
+    at: int  # milliseconds since 1970, by the clock of its writer
+    fields: Json = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Return the only encoding of this line, without its newline."""
+        document = {**self.fields, "kind": self.kind, "number": self.number, "previous": self.previous, "at": self.at}
+        return canonical(document)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log whose chain and signatures were verified: its entries up to the last signature."""
+
+    entries: tuple[LogEntry, ...]  # without the signatures
+    head: bytes  #                   the digest of the last line that is kept, a signature
+    tail: int  #                     bytes after it, which were cut
+
+    @property
+    def begin(self) -> LogEntry:
+        return self.entries[0]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its writer said that the session had ended."""
+        return self.entries[-1].kind == END
+
+
+def canonical(value: object) -> bytes:
+    """Return the only encoding of a value as JSON: sorted names, no white space, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def digest_of(line: bytes) -> bytes:
+    """Return what the next line holds of this one, which is without its newline."""
+    return keys.digest(keys.RECORD_LINE, line)
+
+
+def sign(number: int, previous: bytes, at: int, key: Ed25519PrivateKey) -> LogEntry:
+    """Return a signature of all lines before. It covers its own number and time as well: no later line may follow."""
+    unsigned = LogEntry(SIGNATURE, number, previous.hex(), at)
+    made = key.sign(keys.RECORD_SIGNATURE + unsigned.encode())
+    return LogEntry(SIGNATURE, number, previous.hex(), at, {"signature": made.hex()})
+
+
+def parse(line: bytes) -> LogEntry:
+    """Parse a line without its newline: its form, not its place in a chain. Raises RecordError."""
+    if len(line) >= keys.RECORD_LINE_BYTES:
+        raise RecordError(f"a line of more than {keys.RECORD_LINE_BYTES:,} bytes")
+    document = json_object.read(line, "the line")
+    if not isinstance(document, dict) or document.get("kind") not in KINDS:
+        raise RecordError("not an object of a known kind: a newer ringfence may be able to read it")
+    kind: str = document["kind"]
+    found = json_object.fields(document, {**_COMMON, **KINDS[kind]}, f"the line of kind {kind}")
+    _check_value(found, keys.RECORD_DEPTH)
+    if canonical(found) != line:
+        raise RecordError("not written as ringfence writes it: take the file as it was before a tool formatted it")
+    if not _DIGEST.fullmatch(found["previous"]):
+        raise RecordError("its `previous` is not a digest")
+    fields = {name: found[name] for name in KINDS[kind]}
+    return LogEntry(kind, found["number"], found["previous"], found["at"], fields)
+
+
+def _check_value(value: Any, depth: int) -> None:
+    """Raise RecordError unless a value consists of integers and texts."""
+    if isinstance(value, dict | list):
+        if not depth:
+            raise RecordError("lists and objects are nested too deeply")
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_value(each, depth - 1)
+        for name in value if isinstance(value, dict) else ():
+            _check_text(name)
+    elif isinstance(value, str):
+        _check_text(value)
+    else:
+        json_object.check_type(value, int, "a value")
+
+
+def _check_text(text: str) -> None:
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise RecordError("a text that is not valid Unicode")
+
+
+class _Chain:
+    """The state of a reader: the digest of the last line, and the key that the first line names."""
+
+    def __init__(self) -> None:
+        self.head = FIRST
+        self.number = 0
+        self.ended = False
+        self._key: Ed25519PublicKey | None = None
+
+    def follow(self, line: bytes) -> LogEntry:
+        """Check that a line, with its newline, is the next one, and return it. Raises RecordError."""
+        if not line.endswith(b"\n"):
+            raise RecordError("it has no end, or is too long")
+        line = line[:-1]
+        found = parse(line)
+        if self.ended and found.kind != SIGNATURE:
+            raise RecordError("it follows the end of the session")
+        if (found.kind == BEGIN) != (self.number == 0):
+            raise RecordError("the first line, and no other, is of kind begin")
+        if found.number != self.number:
+            raise RecordError(f"it has the number {found.number}: a line is missing, doubled or in another place")
+        if found.previous != self.head.hex():
+            raise RecordError("it does not follow the line before it: one of the two was changed, or is another log's")
+        if found.kind == BEGIN:
+            self._key = _public_key(found.fields["key"])
+        elif found.kind == SIGNATURE:
+            self._verify(found)
+        self.ended = self.ended or found.kind == END
+        self.number += 1
+        self.head = digest_of(line)
+        return found
+
+    def _verify(self, found: LogEntry) -> None:
+        assert self._key is not None  # a line of kind begin came before
+        text = found.fields["signature"]
+        if not _SIGNATURE.fullmatch(text):
+            raise RecordError("its signature does not have the form of one")
+        unsigned = LogEntry(SIGNATURE, found.number, found.previous, found.at)
+        try:
+            self._key.verify(bytes.fromhex(text), keys.RECORD_SIGNATURE + unsigned.encode())
+        except InvalidSignature:
+            raise RecordError("its signature is wrong: the log was changed after it was signed, or is forged") from None
+
+
+def _public_key(text: str) -> Ed25519PublicKey:
+    if not _DIGEST.fullmatch(text):  # as long as one
+        raise RecordError("its key does not have the form of one")
+    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
+
+
+def read(stream: BinaryIO) -> Log:
+    """Verify the chain and the signatures of a log. Whose key made them, `begin.verify` says.
+
+    Raises RecordError, which names the entry that is wrong.
+    """
+    chain, wrong = _Chain(), None
+    entries: list[LogEntry] = []
+    signed, head = 0, FIRST  # how many entries the last signature covers
+    size = kept = 0
+    for line in iter(lambda: stream.readline(keys.RECORD_LINE_BYTES), b""):
+        size += len(line)
+        if chain.number >= keys.RECORD_LINES or size > keys.RECORD_LOG_BYTES:
+            raise RecordError(f"more than {keys.RECORD_LINES:,} lines or {keys.RECORD_LOG_BYTES:,} bytes")
+        if wrong is None:
+            try:
+                found = chain.follow(line)
+            except RecordError as error:
+                wrong = error
+        if wrong is not None:
+            if _MARK in line and line.endswith(b"\n"):
+                raise RecordError(f"entry {chain.number}: {wrong}")
+        elif found.kind == SIGNATURE:
+            signed, head, kept = len(entries), chain.head, size
+        else:
+            entries.append(found)
+    if not signed:
+        raise RecordError("nothing in it is signed, so it says nothing")
+    return Log(tuple(entries[:signed]), head, size - kept)

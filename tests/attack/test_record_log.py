@@ -1,0 +1,211 @@
+"""Somebody without the worker's keys changes a log of a run, puts logs together, or passes one off as another's."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.errors import RecordError
+from ringfence.record import begin, log
+from ringfence.record.log import LogEntry
+from ringfence.record.log_file import Blobs, LogFile, open_folder
+from tests.unit.flips import flips
+from tests.unit.log_samples import ENTRIES, Session, read, spki
+
+SESSION, OTHER = Session(), Session("second")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("logs") / "record"
+    for session, rank in itertools.product((SESSION, OTHER), (0, 1)):
+        session.write(folder, rank)
+    return folder
+
+
+def lines_of(folder: Path, session: Session = SESSION, rank: int = 0) -> list[bytes]:
+    return (folder / f"{session.roster.hex()[:16]}-{rank}.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def refused(lines: list[bytes]) -> str:
+    with pytest.raises(RecordError) as error:
+        read(b"".join(lines))
+    return str(error.value)
+
+
+def check(content: bytes, genuine: log.Log) -> None:
+    """A changed log is refused, or what is left of it is a beginning of the genuine one."""
+    try:
+        found = read(content)
+    except RecordError:
+        return
+    assert found.entries == genuine.entries[: len(found.entries)]
+    assert found.tail
+    assert not found.is_complete
+
+
+@pytest.mark.promise("A log of a run that was changed is refused, with the entry named, or says less than before.")
+def test_every_changed_bit_is_refused_or_cut(folder: Path, exhaustive: bool) -> None:
+    content = b"".join(lines_of(folder))
+    genuine = read(content)
+    for changed in flips(content, exhaustive):
+        check(changed, genuine)
+
+
+@pytest.mark.promise("A log of a run that was changed is refused, with the entry named, or says less than before.")
+@given(st.data())
+def test_any_changed_bytes_are_refused_or_cut(folder: Path, data: st.DataObject) -> None:
+    content = b"".join(lines_of(folder))
+    at = data.draw(st.integers(0, len(content) - 1))
+    end = data.draw(st.integers(at, min(len(content), at + 200)))
+    put = data.draw(st.binary(max_size=200))
+    if content[at:end] != put and at < len(content):
+        changed = content[:at] + put + content[end:]
+        if changed[: len(content)] != content:
+            check(changed, read(content))
+
+
+@pytest.mark.promise("A log of a run that was changed is refused, with the entry named, or says less than before.")
+def test_dropped_doubled_and_reordered_entries_are_named(folder: Path) -> None:
+    lines = lines_of(folder)
+    last = len(lines) - 1
+    for at in range(last):
+        assert f"entry {at}:" in refused(lines[:at] + lines[at + 1 :])
+        assert f"entry {at + 1}:" in refused([*lines[: at + 1], *lines[at:]])
+        assert f"entry {at}:" in refused([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]])
+    assert f"entry {last + 1}:" in refused([*lines, lines[last]])
+
+
+@pytest.mark.promise("A log of a run that was changed is refused, with the entry named, or says less than before.")
+def test_entries_of_another_log_are_named(folder: Path) -> None:
+    """Of another worker of the session, and of the same worker in another session."""
+    lines = lines_of(folder)
+    for other in (lines_of(folder, rank=1), lines_of(folder, OTHER)):
+        for at in range(len(lines)):
+            text = refused([*lines[:at], other[at], *lines[at + 1 :]])
+            assert f"entry {at if at else 1}:" in text  # another first line is right, and what follows is not
+            if at:
+                assert f"entry {at}:" in refused([*lines[:at], *other[at:]])
+
+
+def written(folder: Path, session: Session, fields: dict[str, object], key_of: int = 0) -> log.Log:
+    """A log that an attacker writes with a key of its own and a first line of its choice."""
+    open_folder(folder)
+    file = LogFile(folder, "forged", session.record_key(key_of))
+    file.append("begin", fields)
+    file.append(*ENTRIES[0])
+    file.sign()
+    file.close()
+    path = folder / "forged"
+    content = path.read_bytes()
+    path.unlink()
+    return read(content)
+
+
+def test_a_log_with_another_key_than_its_first_line_names_is_refused(tmp_path: Path) -> None:
+    open_folder(tmp_path / "record")
+    fields = SESSION.begin(0, Blobs(tmp_path / "record"))
+    with pytest.raises(RecordError, match="entry 2: its signature is wrong"):
+        written(tmp_path / "record", SESSION, fields, key_of=1)
+
+
+def test_only_the_unsigned_tail_is_lost_without_its_signature(folder: Path) -> None:
+    """The time of the last signature is covered by itself, since no line follows."""
+    lines = lines_of(folder)
+    last = json.loads(lines[-1])
+    assert "signature is wrong" in refused([*lines[:-1], log.canonical({**last, "at": last["at"] + 1}) + b"\n"])
+
+
+class TestFirstLine:
+    """Whose log it is: changes by somebody who has a record key, and not the TLS key of the worker."""
+
+    @pytest.fixture
+    def blobs(self, tmp_path: Path) -> Blobs:
+        open_folder(tmp_path / "record")
+        return Blobs(tmp_path / "record")
+
+    def refused(self, fields: dict[str, object], blobs: Blobs) -> str:
+        entry = LogEntry("begin", 0, log.FIRST.hex(), 1, fields)
+        log.parse(entry.encode())
+        with pytest.raises(RecordError) as error:
+            begin.verify(entry, blobs)
+        return str(error.value)
+
+    def test_the_genuine_one_is_accepted(self, folder: Path) -> None:
+        for session, rank in itertools.product((SESSION, OTHER), (0, 1)):
+            found = log.read(io.BytesIO(b"".join(lines_of(folder, session, rank))))
+            assert begin.verify(found.begin, Blobs(folder)) == session.listings
+
+    @pytest.mark.promise("Only the worker that the roster lists can have written a log in its name.")
+    def test_another_key_is_refused(self, blobs: Blobs) -> None:
+        """Another worker's record key, another worker's TLS key, a stranger's TLS key."""
+        fields = SESSION.begin(0, blobs)
+        assert "did not sign the key of this log" in self.refused({**fields, "key": SESSION.public(1).hex()}, blobs)
+        for key in (SESSION.tls_key(1), OTHER.tls_key(0)):
+            message = begin.certified_bytes(SESSION.entry(0).digest, SESSION.roster, SESSION.public(0))
+            signature = key.sign(message, ec.ECDSA(hashes.SHA256()))
+            forged = {**fields, "certified": signature.hex()}
+            assert "did not sign the key of this log" in self.refused(forged, blobs)
+            assert "not that of rank 0" in self.refused({**forged, "tls_key": spki(key).hex()}, blobs)
+
+    @pytest.mark.promise("Only the worker that the roster lists can have written a log in its name.")
+    def test_a_signature_of_another_session_is_refused(self, blobs: Blobs) -> None:
+        """The same worker, the same keys, another roster; or another entry."""
+        fields, larger = SESSION.begin(0, blobs), Session(size=3)
+        message = begin.certified_bytes(SESSION.entry(0).digest, larger.roster, SESSION.public(0))
+        signature = SESSION.tls_key(0).sign(message, ec.ECDSA(hashes.SHA256()))
+        assert "did not sign the key" in self.refused({**fields, "certified": signature.hex()}, blobs)
+        message = begin.certified_bytes(larger.entry(0).digest, SESSION.roster, SESSION.public(0))
+        signature = SESSION.tls_key(0).sign(message, ec.ECDSA(hashes.SHA256()))
+        assert "did not sign the key" in self.refused({**fields, "certified": signature.hex()}, blobs)
+
+    def test_another_roster_is_refused(self, blobs: Blobs) -> None:
+        fields, others = SESSION.begin(0, blobs), OTHER.begin(0, blobs)
+        for name in ("listings", "policy", "table", "roster"):
+            other = {**others, "policy": "00" * 32, "table": blobs.put(b"another table")}
+            assert "the roster's digest is not" in self.refused({**fields, name: other[name]}, blobs)
+        assert "the roster's digest is not" in self.refused({**fields, "suite": 2}, blobs)
+        swapped = {name: others[name] for name in ("listings", "roster")}
+        assert "not that of rank 0" in self.refused({**fields, **swapped}, blobs)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "why"),
+        [
+            ("rank", 1, "not that of rank 1"),
+            ("rank", 2, "not the one that wrote"),
+            ("rank", -1, "not the one that wrote"),
+            ("run", "another", "another run"),
+            ("generation", "4", "another run or generation"),
+            ("format", 2, "format 2"),
+            ("suite", 256, "malformed"),
+            ("suite", -1, "malformed"),
+            ("tls_key", "zz", "malformed"),
+            ("certified", "", "did not sign"),
+            ("listings", "../../etc/passwd", "is not the name of a file"),
+        ],
+    )
+    def test_other_values_are_refused(self, blobs: Blobs, name: str, value: object, why: str) -> None:
+        assert why in self.refused({**SESSION.begin(0, blobs), name: value}, blobs)
+
+    def test_malformed_listings_are_refused(self, blobs: Blobs) -> None:
+        good = begin.encode_listings(SESSION.listings)
+        for bad in (b"", bytes(4), b"\xff" * 4, good[:-1], good + b"\0"):
+            text = self.refused({**SESSION.begin(0, blobs), "listings": blobs.put(bad)}, blobs)
+            assert "malformed" in text
+
+    def test_a_key_that_is_not_of_p256_is_refused(self, blobs: Blobs) -> None:
+        for tls_key in (b"", b"no key", SESSION.public(0)):
+            digest = hashlib.sha256(tls_key).digest()
+            entry = SESSION.entry(0)
+            object.__setattr__(entry, "tls_key_digest", digest)
+            with pytest.raises(RecordError, match="did not sign"):
+                begin.check_key(entry, SESSION.roster, SESSION.public(0), tls_key, b"")
