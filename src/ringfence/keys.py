@@ -97,7 +97,7 @@ VALUE_DEPTH: Final = 32  # of lists and dicts in a value
 RECORD_BYTES: Final = 1 << 20  # of a signed record; one of a self-test is 20,000
 DATA_PIECE_BYTES: Final = 64 << 20  # of a file in a data manifest: hashed by one thread, and once if a run is resumed
 DATA_NAME_BYTES: Final = 4096  # of a file in a data manifest, with its folders
-RECORD_LINE_BYTES: Final = 1 << 16  # of a line in a run's log, with its newline
+RECORD_LINE_BYTES: Final = 1 << 18  # of a line in a run's log, with its newline
 RECORD_LINES: Final = 1 << 20  # of a log: a year of one worker's counters
 RECORD_LOG_BYTES: Final = 1 << 30
 RECORD_BLOB_BYTES: Final = 1 << 28  # of a file that a log refers to; the roster of 2**16 workers has 2**27
@@ -116,6 +116,9 @@ KEY_AGREEMENTS: Final = ("hybrid", "any")  # values in a policy; the first is th
 # How workers of one machine exchange tensors; values in a policy, the first is the default. "shared": through memory that they
 # share. "sealed": as between machines.
 SAME_HOST: Final = ("shared", "sealed")
+
+# Whether workers must write a record of the run; values in a policy, the first is the default.
+RECORDS: Final = ("optional", "required")
 
 # -- labels ---------------------------------------------------------------------------------------------------------
 

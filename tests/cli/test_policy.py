@@ -216,6 +216,14 @@ def test_sealing_inside_a_machine_is_named(tmp_path: Path) -> None:
     assert said.endswith("Workers on one machine seal what they exchange, as between machines (same_host).")
 
 
+def test_a_required_record_is_named(tmp_path: Path) -> None:
+    write(tmp_path, 'version = 1\nrecord = "required"\n[[admit]]\n[admit.secret]\n')
+    found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    assert found["record"] == "required"
+    said = " ".join(ringfence_here("policy", "explain", "policy.toml", folder=tmp_path).stdout.split())
+    assert said.endswith("Every worker writes a signed record of the run, and a run without one fails (record).")
+
+
 def test_backends_inside_a_machine_are_named(tmp_path: Path) -> None:
     write(tmp_path, 'version = 1\ninside_machine = ["nccl", "gloo"]\n[[admit]]\n[admit.secret]\n')
     done = ringfence_here("policy", "check", "policy.toml", folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Signed records: the envelope before its signature is verified, and the statement, which a signer could write; logs; data manifests."""
+"""Signed records: envelopes before their signature is verified, statements, which a signer could write; logs; manifests."""
 
 from __future__ import annotations
 

@@ -317,6 +317,14 @@ def test_another_value_for_the_inside_of_a_machine_is_refused(secret_file: Path)
         settings(secret_file, RINGFENCE_SAME_HOST="plain")
 
 
+def test_the_folder_of_a_record_is_absolute(secret_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may change its working directory before it creates its process group."""
+    monkeypatch.chdir(tmp_path)
+    assert settings(secret_file, RINGFENCE_RECORD="record").record == tmp_path / "record"
+    assert settings(secret_file, RINGFENCE_RECORD="").record is None
+    assert settings(secret_file).record is None
+
+
 def test_addresses() -> None:
     for address in (("10.0.0.1", 1), ("::1", 65535), ("host.example", 80)):
         assert parse_address(format_address(address), "x") == address

@@ -39,7 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": GROUND | {"admission", "collectives", "dataplane", "link", "machines", "transport"},
     "device": GROUND | {"collectives", "dataplane", "link", "runtime"},
     "session": GROUND
-    | {"admission", "collectives", "config", "dataplane", "evidence", "log", "machines", "runtime", "transport"},
+    | {"admission", "collectives", "config", "dataplane", "evidence", "log", "machines", "record", "runtime"}
+    | {"transport"},
     "launch": GROUND | {"admission", "config", "guard", "log", "own_process", "session", "transport"},
     "backend": GROUND
     | {"collectives", "dataplane", "device", "guard", "launch", "link", "log", "machines", "runtime", "session"},

@@ -181,6 +181,7 @@ def test_a_session_uses_the_sealing_engine_whatever_its_settings() -> None:
         "outage",
         "channels",
         "metrics_file",
+        "record",
         "stage_times",
         "same_host",
         "policy",

@@ -108,7 +108,7 @@ def test_zeros_at_the_end_are_cut(folder: Path) -> None:
         (b'{"at":1,"kind":"peers","number":0,"peers":[null],"previous":"00"}', "not an integer"),
         (b'{"at":1,"kind":"other","number":0,"previous":"00"}', "known kind"),
         (b"[]", "known kind"),
-        (b'"' + b"a" * keys.RECORD_LINE_BYTES + b'"', "a line of more than 65,536 bytes"),
+        (b'"' + b"a" * keys.RECORD_LINE_BYTES + b'"', "a line of more than 262,144 bytes"),
     ],
 )
 def test_a_line_has_one_form(line: bytes, why: str) -> None:
@@ -133,7 +133,7 @@ def test_an_entry_reads_back_as_it_was_encoded(number: int, at: int, peers: list
 def test_an_entry_that_a_reader_would_refuse_is_not_written(folder: Path) -> None:
     open_folder(folder)
     file = LogFile(folder, "log", SESSION.record_key(0))
-    for kind, fields in (("end", {"how": 1, "text": ""}), ("end", {}), ("lost", {"worker": 0, "text": "a" * 70_000})):
+    for kind, fields in (("end", {"how": 1, "text": ""}), ("end", {}), ("lost", {"worker": 0, "text": "a" * 300_000})):
         with pytest.raises(RecordError):
             file.append(kind, fields)
     file.sign()

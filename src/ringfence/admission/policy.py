@@ -107,6 +107,7 @@ class PolicyTerms:
     key_agreement: str = keys.KEY_AGREEMENTS[0]  # how TLS may agree on keys
     inside_machine: tuple[str, ...] = ()  # backends that need no sealing between workers on one machine
     same_host: str = keys.SAME_HOST[0]  # how workers on one machine exchange tensors
+    record: str = keys.RECORDS[0]  # whether each worker must write a record of the run
 
     def terms(self) -> dict[str, Any]:
         """Return these values by name."""
@@ -120,6 +121,8 @@ class PolicyTerms:
             parts.append(b"".join(encoding.text(name) for name in sorted(self.inside_machine)))
         if self.same_host != keys.SAME_HOST[0]:
             parts.append(b"same host" + encoding.text(self.same_host))
+        if self.record != keys.RECORDS[0]:
+            parts.append(b"record" + encoding.text(self.record))
         for kind, content in sorted(set(rules)):
             parts += [encoding.number(kind, 1), content]
         return keys.digest(keys.POLICY, *parts)

@@ -99,6 +99,7 @@ class AgreedSession:
     suite: int
     table: bytes
     session_secret: keys.Secret
+    listings: tuple[Listing, ...]  # of the roster, with their endorsements
 
 
 class Tree:
@@ -189,7 +190,7 @@ class Tree:
             return []
         roster, self._signers = self._seal(welcome)
         self._check_neighbours(roster)
-        self.session = AgreedSession(roster, welcome.suite, welcome.table, welcome.session_secret)
+        self.session = AgreedSession(roster, welcome.suite, welcome.table, welcome.session_secret, welcome.listings)
         if self._own.rank in self._signers.ranks:
             self._signatures[self._own.rank] = sign_roster(self._prover, self._own.rank, roster.digest)
         self.phase = Phase.SEALED

@@ -62,6 +62,7 @@ KNOWN: Final = (
     "RINGFENCE_JOIN_TIMEOUT",
     "RINGFENCE_OUTAGE_TIMEOUT",
     "RINGFENCE_CHANNELS",
+    "RINGFENCE_RECORD",
     "RINGFENCE_METRICS_FILE",
     "RINGFENCE_STAGE_TIMES",
     "RINGFENCE_SAME_HOST",
@@ -92,6 +93,7 @@ class Settings:
     stage_times: bool = False
     same_host: str = keys.SAME_HOST[0]  # "sealed" also if the policy permits more
     channels: int | None = None  # None: as many as the roster says
+    record: Path | None = None  # the folder of the record, absolute
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], store_host: str | None = None) -> Settings:
@@ -129,7 +131,13 @@ class Settings:
             stage_times=_stage_times(environ.get("RINGFENCE_STAGE_TIMES", "")),
             same_host=_same_host(environ),
             channels=_channels(environ.get("RINGFENCE_CHANNELS", "")),
+            record=Path(environ["RINGFENCE_RECORD"]).absolute() if environ.get("RINGFENCE_RECORD") else None,
         )
+
+    @property
+    def record_required(self) -> bool:
+        """Whether the policy asks for a record of the run."""
+        return self.policy is not None and self.policy.record != keys.RECORDS[0]
 
     def read_policy_again(self) -> PolicyFile | None:
         """Read the policy and the files that it names as they are now. Raises PolicyError."""
@@ -203,15 +211,19 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 # -- policy and credentials -----------------------------------------------------------------------------------------
 
 
-def load_policy(path: StrPath) -> PolicyFile:
-    """Read a policy file and all files that it names, relative to its own folder. Raises PolicyError."""
-    name, folder = os.fspath(path), Path(path).parent
+def load_policy(path: StrPath, contents: dict[str, bytes] | None = None) -> PolicyFile:
+    """Read a policy file and all files that it names, relative to its own folder. Raises PolicyError.
+
+    What was read is added to `contents`, by the names in the policy.
+    """
+    name, folder, found = os.fspath(path), Path(path).parent, {} if contents is None else contents
 
     def read(file: str, limit: int) -> bytes:
-        return read_unshared(folder / file, limit)
+        found[file] = read_unshared(folder / file, limit)
+        return found[file]
 
     try:
-        text = read_unshared(Path(path), POLICY_BYTES + 1)
+        found[Path(path).name] = text = read_unshared(Path(path), POLICY_BYTES + 1)
     except OSError as error:
         raise PolicyError(
             f"cannot read the policy {name}: {error.strerror}; `ringfence policy new` makes one"

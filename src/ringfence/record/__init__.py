@@ -3,12 +3,14 @@
 envelope.py      DSSE envelopes: a payload and its signature, as bytes
 signing_key.py   the Ed25519 key that signs records, and its public half
 statement.py     in-toto Statements: what a payload says, and of which artifacts
-code.py          the digests of the installed code, which are such artifacts
+code.py          the digests of the installed code, and of all that a run could import
 selftest.py      what the record of a self-test says
 manifest.py      the files of a data set, and the root of a Merkle tree over them
 manifest_files.py  folders, hashed into a manifest or compared with one
 log.py           the log of a worker in a session: its chain and its signatures
 log_file.py      writes a log, and the files that it refers to by digest
 begin.py         the first line of a log: whose it is, and the roster
+heads.py         the heads of all workers' previous logs, which each records
+folder.py        all logs of a folder
 json_object.py   JSON with fixed names
 """

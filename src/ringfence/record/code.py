@@ -1,11 +1,17 @@
-"""The digests of the installed code, so that a reader can tell which release a record is about (spec/record.md, 3)."""
+"""The digests of code: of the package, for self-tests, and of all that a run could import (spec/record.md, 3 and 8)."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import sys
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
+from ringfence.record.json_object import Json
+from ringfence.record.log import canonical
+from ringfence.record.log_file import Blobs
 from ringfence.record.statement import DIR_HASH, SHA256, Subject
 
 
@@ -28,3 +34,35 @@ def dir_hash(folder: Path, files: Iterable[Path]) -> str:
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def fields_of_run(blobs: Blobs) -> Json:
+    """Return what is recorded of the code of this process, and write the files that it refers to.
+
+    The files of a package are not read: its RECORD has the digest of each, and `pip` and auditors can compare.
+    """
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    digest = ""
+    with contextlib.suppress(OSError):  # an interactive session has none
+        digest = _sha256(script)
+    arguments = [_unicode(each) for each in sys.argv[1:]]
+    return {
+        "script": _unicode(script.name) if digest else "",
+        "digest": digest,
+        "arguments": blobs.put(canonical(arguments)),
+        "packages": blobs.put(canonical(_packages())),
+    }
+
+
+def _packages() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in metadata.distributions():
+        record = each.read_text("RECORD")
+        digest = "" if record is None else hashlib.sha256(record.encode("utf-8", "surrogateescape")).hexdigest()
+        found.setdefault(_unicode(f"{each.name} {each.version}"), digest)  # the first one is imported
+    return found
+
+
+def _unicode(text: str) -> str:
+    """Return a text without what is no Unicode, such as a byte of a file's name."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -40,7 +40,7 @@ KINDS: Final[dict[str, Form]] = {
         "versions": dict,
         "before": str,
     },
-    "heads": {"list": str, "missing": list},
+    "heads": {"list": str, "missing": int},
     "code": {"script": str, "digest": str, "arguments": str, "packages": str},
     "peers": {"peers": list},
     "checkpoint": {"action": str, "anchor": str},
@@ -222,3 +222,9 @@ def read(stream: BinaryIO) -> Log:
     if not signed:
         raise RecordError("nothing in it is signed, so it says nothing")
     return Log(tuple(entries[:signed]), head, size - kept)
+
+
+def last_signature(tail: bytes) -> bytes | None:
+    """Return the digest of the last signature in the end of a log, which is not verified."""
+    lines = tail.split(b"\n")[:-1]
+    return next((digest_of(line) for line in reversed(lines) if _MARK in line), None)

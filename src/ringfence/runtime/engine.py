@@ -140,6 +140,7 @@ class Engine:
         self.post: Callable[[Callable[[], None]], None] = self.call_soon
         self.settle: Callable[[Callable[[], None]], None] = _call
         self.failure: RingfenceError | None = None
+        self.blamed: int | None = None  # by a failure: a worker, or -1; None after a regular end
         self.note = ""  # appended to the text of a failure
         self.current: Any = None  # the link or task whose `work` is being called, or was when an interrupt came
         self._unsent_abort: Abort | None = None  # set until the neighbours have been sent it
@@ -421,7 +422,7 @@ class Engine:
                 self._unsent_abort = abort_message(self.rank, error, suspect, self.requests.oldest())
             if self.note:
                 error.args = (f"{error}{self.note}",)
-            self.failure = error
+            self.failure, self.blamed = error, suspect
         self._shut_down()
 
     def fail_on_os_error(self, error: OSError) -> None:

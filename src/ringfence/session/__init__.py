@@ -4,5 +4,7 @@ session.py             the session: joins, makes the engine and its links, ends
 join/                  the way in: dial, prove, verify, until all workers hold the roster
 members.py             the ranks of a session that some workers of a run form
 metrics.py             its counters as an OpenMetrics file
+recording.py           its record: the thread that writes the log
+head_exchange.py       the heads of all workers' previous logs, through the store
 rendezvous_warning.py  a warning about launchers whose rendezvous anybody can change
 """

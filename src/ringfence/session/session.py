@@ -30,7 +30,7 @@ from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Platform
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.progress import ProgressLoop
-from ringfence.session import metrics
+from ringfence.session import metrics, recording
 from ringfence.session.join import Membership, join, listen
 from ringfence.session.members import Members
 from ringfence.session.rendezvous_warning import warn_of_open_rendezvous
@@ -57,6 +57,7 @@ class Session:
         self._channels: list[ProgressLoop] = []  # above channel 0
         self._age_limit: Alarm | None = None
         self._metrics: metrics.MetricsFile | None = None
+        self.recorder: recording.Recorder | None = None
         self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
         start = _Start()
         try:
@@ -69,6 +70,7 @@ class Session:
             raise_limit_of_files()
             _warn_of_loopback(settings, world_size)
             metrics_path = metrics.path_of(settings, label)
+            start.recorder = recorder = recording.recorder_for(settings)
             start.listener = listener = listen(settings)
             address = settings.link_address(listener.getsockname()[:2])
             limit = min(timeout, settings.join_timeout)
@@ -80,10 +82,14 @@ class Session:
                 address,
                 limit,
                 _proposed(self.table, settings, world_size).to_bytes(),
+                record_key=None if recorder is None else recorder.public_key,
             )
             _check_channels(Thresholds.from_bytes(member.table), settings)
             self.generation = settings.generation
             self._begin(start, member, listener, settings.outage)
+            if recorder is not None and member.record is not None:
+                recorder.begin(store, member.record, self.engine, self.loop.abort)
+                self.recorder = recorder
         except BaseException as error:
             start.fail(error)
             raise
@@ -227,6 +233,8 @@ class Session:
                 self.loop.leave(self.engine.drain_timeout if seconds is None else seconds, finish)
             finally:
                 self._end_channels()
+            if self.recorder is not None:
+                self.recorder.close()
             if self._metrics is not None:
                 self._metrics.close()
 
@@ -259,6 +267,7 @@ class _Start:
         self.member: Membership | None = None
         self.network: TcpNetwork | None = None
         self.engine: Engine | None = None
+        self.recorder: recording.Recorder | None = None
         register_fork_cleanup(self)
 
     def fail(self, error: BaseException) -> None:
@@ -278,6 +287,8 @@ class _Start:
             self.member.forget()
         if self.engine is not None:
             self.engine.forget()
+        if self.recorder is not None:
+            self.recorder.forget()
         for each in (self.listener, self.network):
             if each is not None:
                 each.close()

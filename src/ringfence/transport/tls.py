@@ -53,15 +53,27 @@ class Credentials:
     Args:
         hybrid: Require post-quantum key agreement. Raises ConfigurationError if OpenSSL on this machine does not support it.
         exporter: The label of the connections' exporter values, which proofs cover: one for each purpose of a connection.
+        record_key: The public key of this worker's record, which the TLS key signs once (spec/record.md, 7).
     """
 
-    def __init__(self, *, hybrid: bool = True, exporter: bytes = keys.TLS_EXPORTER) -> None:
+    def __init__(
+        self, *, hybrid: bool = True, exporter: bytes = keys.TLS_EXPORTER, record_key: bytes | None = None
+    ) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         self.hybrid = hybrid
         self.exporter = exporter
-        self.key_digest = _key_digest(key.public_key())
+        self.record_key = record_key
+        self.public_key = _encoded(key.public_key())
+        self.key_digest = hashlib.sha256(self.public_key).digest()
+        self._signer = key if record_key is not None else None
         self.context = _context(key, _self_signed(key))
         _set_groups(self.context, hybrid)
+
+    def sign_once(self, message: bytes) -> bytes:
+        """Sign a message with the TLS key, and drop the key: connections keep their own reference."""
+        signer, self._signer = self._signer, None
+        assert signer is not None
+        return signer.sign(message, ec.ECDSA(hashes.SHA256()))
 
 
 class Tls:
@@ -138,7 +150,7 @@ class Tls:
             key = certificate.public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
                 raise ProtocolError("the peer's TLS key is not a P-256 key")
-            return _key_digest(key)
+            return hashlib.sha256(_encoded(key)).digest()
         except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
             # OpenSSL accepts certificates that the stricter parser of cryptography rejects; a peer may send one.
             raise ProtocolError("the peer's certificate cannot be parsed") from error
@@ -342,9 +354,8 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     )
 
 
-def _key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
-    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(encoded).digest()
+def _encoded(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _reason(error: SSL.Error) -> str:

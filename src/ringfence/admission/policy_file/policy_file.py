@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from ringfence.admission.policy import PolicyTerms
 from ringfence.admission.policy_file.toml_table import ListFolder, Read, TomlTable, no_folders, parse
-from ringfence.keys import KEY_AGREEMENTS, SAME_HOST
+from ringfence.keys import KEY_AGREEMENTS, RECORDS, SAME_HOST
 
 VERSION: Final = 1
 RULES: Final = 64
@@ -103,6 +103,8 @@ def explain(policy: PolicyFile) -> list[str]:
         if policy.same_host == SAME_HOST[0]
         else "Workers on one machine seal what they exchange, as between machines (same_host)."
     )
+    if policy.record != RECORDS[0]:
+        lines.append("Every worker writes a signed record of the run, and a run without one fails (record).")
     return lines
 
 
@@ -130,6 +132,7 @@ def read_policy(
         key_agreement=root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS),
         inside_machine=root.texts("inside_machine", (), allowed=INSIDE_BACKENDS),
         same_host=root.text("same_host", SAME_HOST[0], allowed=SAME_HOST),
+        record=root.text("record", RECORDS[0], allowed=RECORDS),
     )
     tables = root.tables("admit")
     if len(tables) > RULES:

@@ -35,7 +35,7 @@ from ringfence.session.join.diagnostics import Deadline, Diagnostics, run_name
 from ringfence.session.join.dialler import Dialler
 from ringfence.session.join.handshakes import Handshakes
 from ringfence.session.join.listener import JoinListener, listen_locally
-from ringfence.session.join.membership import Membership
+from ringfence.session.join.membership import Membership, record_of
 from ringfence.session.join.parent import AddressBook, ParentSearch, Store
 from ringfence.session.join.peer import Peer
 from ringfence.transport.alarm import boot_seconds
@@ -62,6 +62,7 @@ def join(
     table: bytes,
     *,
     admission: tuple[Policy, Prover] | None = None,
+    record_key: bytes | None = None,
 ) -> Membership:
     """Join the run that `settings` names. Blocks for at most `timeout` seconds.
 
@@ -74,6 +75,7 @@ def join(
         timeout: Seconds until the run must have formed.
         table: The schedule table; that of rank 0 is used by all workers.
         admission: The policy and the prover. Default: those of the settings. Tests pass their own, with other roots.
+        record_key: The public key of this worker's record, if it writes one.
 
     Returns:
         The membership, with the roster and the keys of the session.
@@ -86,7 +88,8 @@ def join(
     join_credentials = JoinCredentials(settings)
     try:
         admission = admission or _admission(join_credentials, rank, timeout)
-        credentials = Credentials(hybrid=admission[0].key_agreement == keys.KEY_AGREEMENTS[0])
+        hybrid = admission[0].key_agreement == keys.KEY_AGREEMENTS[0]
+        credentials = Credentials(hybrid=hybrid, record_key=record_key)
         private_key = X25519PrivateKey.generate()
         entry = Entry(
             run_id=settings.run_id,
@@ -151,6 +154,7 @@ class JoinLoop:
         self._settings = settings
         self._entry = entry
         self._private_key = private_key
+        self._credentials = credentials
         self._deadline = deadline
         self._policy, prover = admission
         terms = Terms(keys.Secret(os.urandom(keys.SECRET_BYTES)), table, _SUITES)
@@ -357,6 +361,7 @@ class JoinLoop:
             inside_machine=self._policy.inside_machine,
             local=local,
             verified_at=boot_seconds() if self._verified_at is None else self._verified_at,
+            record=record_of(session, self._entry, self._policy.digest, self._presentation, self._credentials),
         )
 
     def _peer_verifier(self, roster: Roster) -> PeerVerifier | None:

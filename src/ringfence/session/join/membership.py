@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
-from ringfence.admission.peer_verification import PeerVerifier
+from ringfence.admission.entry import Entry
+from ringfence.admission.peer_verification import PeerVerifier, Presentation
 from ringfence.admission.roster import Roster
+from ringfence.admission.tree import AgreedSession
+from ringfence.record.begin import JoinRecord, certified_bytes
 from ringfence.runtime.control import Abort, ControlEdge
+from ringfence.transport.tls import Credentials
 from ringfence.transport.unix import LocalNetwork
 
 
@@ -31,6 +35,7 @@ class Membership:
     verified_at: float = 0.0  #           boot_seconds() of the first, and so the oldest, verification
     inside_machine: tuple[str, ...] = ()  # backends that the policy permits to groups inside one machine
     local: LocalNetwork | None = field(default=None, repr=False)  # for links inside this machine
+    record: JoinRecord | None = field(default=None, repr=False)  # if this worker writes a record
 
     @property
     def admitted_by(self) -> str:
@@ -52,3 +57,22 @@ class Membership:
         self.session_key.forget()
         object.__setattr__(self, "link_private_key", None)
         object.__setattr__(self, "peer_verifier", None)
+
+
+def record_of(
+    session: AgreedSession, own: Entry, policy: bytes, presentation: Presentation | None, credentials: Credentials
+) -> JoinRecord | None:
+    """Return what a record keeps of a join, with the TLS key's signature of the record's key; None without a record."""
+    if credentials.record_key is None:
+        return None
+    signed = certified_bytes(own.digest, session.roster.digest, credentials.record_key)
+    return JoinRecord(
+        listings=session.listings,
+        policy_digest=policy,
+        suite=session.suite,
+        table=session.table,
+        roster_digest=session.roster.digest,
+        presentation=presentation,
+        tls_key=credentials.public_key,
+        certified=credentials.sign_once(signed),
+    )

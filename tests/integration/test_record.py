@@ -1,0 +1,233 @@
+"""The record of a run, written by real workers: what it says, and what a kill, a full disk or a fork leaves of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringfence.backend import sessions
+from ringfence.errors import AbortedError
+from ringfence.record import folder as record_folder
+from ringfence.record.folder import COMPLETE, CUT, LogState
+from ringfence.record.log_file import Blobs
+from ringfence.session.recording import Recorder
+from tests.limits import FAR, HANG
+from tests.pool import IN_SHARED_MEMORY, Failure, Pool
+
+REQUIRED = 'version = 1\nrecord = "required"\n[[admit]]\n[admit.secret]\n'
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for another thread."""
+    end, pause = time.monotonic() + FAR, threading.Event()
+    while not condition():
+        assert time.monotonic() < end
+        pause.wait(0.02)
+
+
+def recorder() -> Recorder:
+    found = sessions.only_session().recorder
+    assert found is not None
+    return found
+
+
+def state() -> LogState:
+    """What an audit says of this worker's own log now."""
+    assert recorder()._file is not None
+    folder = Path(os.environ["RINGFENCE_RECORD"])
+    session = sessions.only_session()
+    (found,) = [each for each in record_folder.audit(folder) if each.name.startswith(session_name(session))]
+    return found
+
+
+def session_name(session: Any) -> str:
+    return f"{recorder()._join.roster_digest[:8].hex()}-{session.engine.rank}."
+
+
+def recorded(kind: str) -> bool:
+    found = state().log
+    return found is not None and any(entry.kind == kind for entry in found.entries)
+
+
+def train() -> str:
+    """Exchange tensors, and wait until the heads of all workers are recorded."""
+    until(lambda: recorder().head)
+    dist.all_reduce(torch.ones(50_000))
+    until(lambda: recorded("heads"))
+    dist.barrier()
+    return recorder().head
+
+
+def states(folder: Path, *, size: int) -> list[LogState]:
+    """The logs of the last session, by rank."""
+    found = sorted(record_folder.audit(folder), key=lambda each: each.log.begin.at if each.log else 0)[-size:]
+    return sorted(found, key=lambda each: each.log.begin.fields["rank"] if each.log else 0)
+
+
+def entries(state: LogState) -> dict[str, dict[str, Any]]:
+    """The last entry of each kind."""
+    assert state.log is not None, state.reason
+    return {entry.kind: entry.fields for entry in state.log.entries}
+
+
+@pytest.mark.parametrize(("group", "size"), [("ringfence", 2), (IN_SHARED_MEMORY, 4)])
+def test_every_worker_writes_a_log_that_is_complete(pool: Pool, tmp_path: Path, group: str, size: int) -> None:
+    env = {"RINGFENCE_RECORD": str(tmp_path / "record")}
+    with pool.fresh() as fresh:
+        fresh.check(train, size, group, env=env)
+        fresh.leave()
+        found = states(tmp_path / "record", size=size)
+        assert [each.state for each in found] == [COMPLETE] * size, found
+        for rank, each in enumerate(found):
+            said = entries(each)
+            assert (said["begin"]["rank"], said["begin"]["run"]) == (rank, fresh.run_id)
+            assert said["begin"]["versions"]["torch"] == torch.__version__
+            assert said["end"] == {"how": "left", "text": ""}
+            assert said["heads"]["missing"] == 0
+            assert said["code"]["script"] == "pool_worker.py" or said["code"]["script"] == ""
+            assert b'"torch ' in Blobs(tmp_path / "record").get(said["code"]["packages"])
+            peers = said["peers"]["peers"]
+            sealed, shared = (
+                sum(peer[f"{how}_{way}"] for peer in peers for way in ("sent", "received"))
+                for how in ("sealed", "shared")
+            )
+            assert (sealed > 200_000, shared > 200_000) == (group == "ringfence", group != "ringfence")
+            assert "rejoined" not in said and "lost" not in said
+        assert len({entries(each)["heads"]["list"] for each in found}) == 1
+        secret = fresh.secret_file.read_bytes().strip()
+        for path in (tmp_path / "record").rglob("*"):
+            if path.is_file():
+                assert secret not in path.read_bytes()
+
+
+def test_the_next_session_names_the_heads_of_the_one_before(pool: Pool, tmp_path: Path) -> None:
+    env = {"RINGFENCE_RECORD": str(tmp_path / "record")}
+    with pool.fresh() as fresh:
+        fresh.check(train, 2, env=env)
+        fresh.leave()
+        first = [each.log for each in states(tmp_path / "record", size=2)]
+        fresh.check(train, 2, env=env, renew=True)
+        fresh.leave()
+        found = states(tmp_path / "record", size=2)
+    listed = Blobs(tmp_path / "record").get(entries(found[0])["heads"]["list"])
+    for before, each in zip(first, found, strict=True):
+        assert before is not None
+        said = entries(each)
+        assert each.state == COMPLETE
+        assert said["begin"]["before"] == before.head.hex()
+        assert said["rejoined"]["before"] == before.head.hex()
+        assert said["rejoined"]["generation"] == before.begin.fields["generation"]
+        assert before.head.hex().encode() in listed
+
+
+def end_without_goodbye() -> None:
+    train()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(10))
+
+
+def test_a_killed_worker_leaves_a_log_and_others_record_the_loss(pool: Pool, tmp_path: Path) -> None:
+    env = {"RINGFENCE_RECORD": str(tmp_path / "record")}
+    with pool.fresh() as fresh:
+        failed = fresh.run(end_without_goodbye, 2, env=env)
+        assert [isinstance(each, Failure) and each.type for each in failed] == ["PeerLostError", "Death"]
+        fresh.leave()
+        found = states(tmp_path / "record", size=2)
+    assert [each.state for each in found] == [COMPLETE, CUT]
+    assert entries(found[1])["heads"]["missing"] == 0
+    said = entries(found[0])
+    assert said["lost"]["worker"] == 1 and "worker 1" in said["lost"]["text"]
+    assert said["end"]["how"] == "failed" and said["end"]["text"] == said["lost"]["text"]
+
+
+def fork_and_write() -> None:
+    train()
+    own = recorder()
+    child = os.fork()
+    if not child:
+        try:
+            own.add("checkpoint", {"action": "written", "anchor": "00" * 32})
+            own.close()
+            os._exit(0 if own._file is None and own._key is None else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    recorder().add("checkpoint", {"action": "read", "anchor": "11" * 32})
+    until(lambda: recorded("checkpoint"))
+
+
+def test_a_forked_child_writes_nothing(pool: Pool, tmp_path: Path) -> None:
+    with pool.fresh() as fresh:
+        fresh.check(fork_and_write, 1, env={"RINGFENCE_RECORD": str(tmp_path / "record")})
+        fresh.leave()
+        (found,) = states(tmp_path / "record", size=1)
+    assert found.state == COMPLETE and found.log is not None
+    actions = [each.fields["action"] for each in found.log.entries if each.kind == "checkpoint"]
+    assert actions == ["read"]
+
+
+def fill_the_disk() -> str:
+    """Let no file of this process outgrow its log: then a write fails as on a full disk."""
+    train()
+    if dist.get_rank() == 0:
+        size = (Path(os.environ["RINGFENCE_RECORD"]) / state().name).stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        recorder().add("checkpoint", {"action": "written", "anchor": "00" * 32})
+        until(lambda: not recorder()._open)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    dist.barrier()
+    try:
+        for _ in range(1000):
+            dist.all_reduce(torch.ones(10))
+    except AbortedError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_full_disk_ends_the_run_only_if_the_policy_requires_a_record(
+    pool: Pool, tmp_path: Path, required: bool
+) -> None:
+    env = {"RINGFENCE_RECORD": str(tmp_path / "record")}
+    if required:
+        (tmp_path / "policy.toml").write_text(REQUIRED)
+        env["RINGFENCE_POLICY"] = str(tmp_path / "policy.toml")
+    with pool.fresh() as fresh:
+        results = fresh.run(fill_the_disk, 2, env=env, timeout=HANG)
+        written = fresh.workers[0].read_log()
+        fresh.leave()
+        found = states(tmp_path / "record", size=2)
+    assert "no longer writes a record of this session" in written and "File too large" in written
+    for result in results:
+        text = result.message if isinstance(result, Failure) else result
+        assert ("The policy requires a record" in text) is required
+    assert [each.state for each in found] == [CUT, COMPLETE]
+    if required:
+        assert set(entries(found[1])["begin"]["policy_files"]) == {"policy.toml"}
+
+
+def test_a_worker_without_a_folder_does_not_start_if_the_policy_requires_one(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(REQUIRED)
+    with pool.fresh() as fresh:
+        (result,) = fresh.run(train, 1, env={"RINGFENCE_POLICY": str(tmp_path / "policy.toml")})
+    assert isinstance(result, Failure) and result.type == "ConfigurationError"
+    assert "set RINGFENCE_RECORD to a folder" in result.message
+
+
+def test_a_folder_that_others_can_open_fails_the_start(pool: Pool, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pool.fresh() as fresh:
+        (result,) = fresh.run(train, 1, env={"RINGFENCE_RECORD": str(tmp_path)})
+    assert isinstance(result, Failure) and result.type == "ConfigurationError"
+    assert "chmod 700" in result.message
