@@ -22,6 +22,7 @@ def _indices() -> list[bytes]:
         Index(b"s" * 16, SHARDS, (scalar, empty, tensor, value), 12, {"run": "name", "lr": [0.5, None]}),
         Index(b"s" * 16, SHARDS[:1], (scalar,)),
         Index(b"t" * 16, (), (), (1 << 63) - 1),
+        Index(b"t" * 16, SHARDS[:1], (scalar,), head=b"h" * 32),
     ]
     return [each.encode() for each in found]
 

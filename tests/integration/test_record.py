@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import resource
 import signal
@@ -15,12 +17,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ringfence import checkpoint
 from ringfence.backend import sessions
+from ringfence.checkpoint import KeyFile, LocalStorage
+from ringfence.checkpoint.opening import open_index
+from ringfence.config.private_files import new_secret_file
 from ringfence.errors import AbortedError
 from ringfence.record import folder as record_folder
 from ringfence.record.folder import COMPLETE, CUT, LogState
 from ringfence.record.log_file import Blobs
 from ringfence.session.recording import Recorder
+from tests.cli.command import ringfence
 from tests.limits import FAR, HANG
 from tests.pool import IN_SHARED_MEMORY, Failure, Pool
 
@@ -231,3 +238,70 @@ def test_a_folder_that_others_can_open_fails_the_start(pool: Pool, tmp_path: Pat
         (result,) = fresh.run(train, 1, env={"RINGFENCE_RECORD": str(tmp_path)})
     assert isinstance(result, Failure) and result.type == "ConfigurationError"
     assert "chmod 700" in result.message
+
+
+def save_and_load(place: str, key: str) -> str:
+    """Save, load what was saved, and return the anchor."""
+    train()
+    state = {"weight": torch.full((1000,), 3.0)}
+    anchor = checkpoint.save(state, place, key=key, step=1)
+    checkpoint.load({"weight": torch.empty(1000)}, place, key=key, anchor=anchor)
+    until(lambda: recorded("checkpoint"))
+    return anchor
+
+
+def test_checkpoints_are_recorded_and_name_the_record(pool: Pool, tmp_path: Path) -> None:
+    new_secret_file(tmp_path / "key")
+    place, key = str(tmp_path / "step-1"), str(tmp_path / "key")
+    with pool.fresh() as fresh:
+        env = {"RINGFENCE_RECORD": str(tmp_path / "record")}
+        results = fresh.check(save_and_load, 2, args=(place, key), env=env)
+        fresh.leave()
+        found = states(tmp_path / "record", size=2)
+    (anchor,) = set(results)
+    for each in found:
+        assert each.log is not None
+        said = [entry.fields for entry in each.log.entries if entry.kind == "checkpoint"]
+        assert said == [{"action": "written", "anchor": anchor}, {"action": "read", "anchor": anchor}]
+    head = open_index(LocalStorage(), place, KeyFile(key)).index.head.hex()
+    assert f'"previous":"{head}"' in (tmp_path / "record" / found[0].name).read_text()
+
+
+SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(10))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.real_start
+def test_the_launcher_lets_the_workers_record(tmp_path: Path) -> None:
+    """Also in a session that is over at once: which code ran is always there."""
+    new_secret_file(tmp_path / "secret")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = ("run", "--nproc-per-node", "2", "--record", "record", "script.py", "--lr", "0.1")
+    done = ringfence(*words, folder=tmp_path, RINGFENCE_SECRET_FILE="secret")
+    assert done.returncode == 0, done.stderr
+    found = states(tmp_path / "record", size=2)
+    assert [each.state for each in found] == [COMPLETE] * 2
+    for each in found:
+        said = entries(each)
+        assert said["end"]["how"] == "left"
+        assert (said["code"]["script"], said["code"]["digest"]) == (
+            "script.py",
+            hashlib.sha256(SCRIPT.encode()).hexdigest(),
+        )
+        blobs = Blobs(tmp_path / "record")
+        assert json.loads(blobs.get(said["code"]["arguments"])) == ["--lr", "0.1"]
+        packages = json.loads(blobs.get(said["code"]["packages"]))
+        assert any(name.startswith("torch ") and len(digest) == 64 for name, digest in packages.items())
+
+
+@pytest.mark.real_start
+def test_the_launcher_refuses_a_folder_that_others_can_open(tmp_path: Path) -> None:
+    new_secret_file(tmp_path / "secret")
+    (tmp_path / "open").mkdir(mode=0o755)
+    done = ringfence("run", "--record", "open", "script.py", folder=tmp_path, RINGFENCE_SECRET_FILE="secret")
+    assert done.returncode == 2
+    assert "chmod 700" in done.stderr

@@ -129,4 +129,5 @@ def indices(draw: st.DrawFn) -> Index:
     items.sort(key=lambda item: name_of(item.path))
     notes = draw(st.dictionaries(st.text("abc", max_size=3), LEAVES, max_size=2))
     step = draw(st.none() | st.integers(0, 2**63 - 1))
-    return Index(draw(identifiers), tuple(Shard(each, size) for each in shards), tuple(items), step, notes)
+    head = draw(st.just(b"") | st.binary(min_size=32, max_size=32))
+    return Index(draw(identifiers), tuple(Shard(each, size) for each in shards), tuple(items), step, notes, head)

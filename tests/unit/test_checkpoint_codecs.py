@@ -165,8 +165,23 @@ def test_a_shard_id_twice_is_refused() -> None:
 
 
 def test_an_index_of_another_version_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="version 2"):
-        index.parse(b"\2" + Index(b"s" * 16, SHARDS, ()).encode()[1:])
+    with pytest.raises(ProtocolError, match="version 3"):
+        index.parse(b"\3" + Index(b"s" * 16, SHARDS, ()).encode()[1:])
+
+
+def test_the_head_of_a_record_follows_the_items() -> None:
+    """An index without one keeps its bytes, and so its anchor."""
+    plain, headed = Index(b"s" * 16, SHARDS, ()), Index(b"s" * 16, SHARDS, (), head=b"h" * 32)
+    assert headed.encode() == b"\2" + plain.encode()[1:] + b"h" * 32
+    assert headed.anchor != plain.anchor
+    for wrong in (
+        headed.encode()[:-1],
+        headed.encode() + b"h",
+        b"\1" + headed.encode()[1:],
+        b"\2" + plain.encode()[1:],
+    ):
+        with pytest.raises(ProtocolError):
+            index.parse(wrong)
 
 
 # -- the header -------------------------------------------------------------------------------------------------------

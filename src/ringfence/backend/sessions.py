@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ringfence.errors import ConfigurationError
 from ringfence.session.members import Members
+from ringfence.session.recording import Recorder
 from ringfence.session.session import Session
 
 _open: dict[tuple[int, ...], Session] = {}  # by the ranks of the members in the default group, ascending
@@ -58,6 +59,12 @@ def remove_ended() -> None:
     """Release what ended sessions still hold."""
     for ranks in [ranks for ranks, session in _open.items() if session.over]:
         del _open[ranks]
+
+
+def recorders() -> list[Recorder]:
+    """Return what records the sessions of this process."""
+    remove_ended()
+    return [session.recorder for session in _open.values() if session.recorder is not None]
 
 
 def only_session() -> Session:

@@ -10,6 +10,7 @@
     streams.py                              sealed streams; tensors.py, values.py: what is in them
     storage.py                              where they are: folder.py, fsspec_storage.py
     ranks.py                                the ranks that save or load together
+    recorded.py                             what the record of the run says of them
     sealed_file.py                          `sealed_open`
 
 The format is in spec/checkpoint.md. `save`, `async_save`, `load` and `load_all` need torch, which is imported when they are

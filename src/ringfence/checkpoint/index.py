@@ -20,6 +20,7 @@ from ringfence.checkpoint import values
 from ringfence.errors import ProtocolError
 
 VERSION: Final = 1
+VERSION_WITH_HEAD: Final = 2  # what a run with a record writes
 ITEM_BYTES: Final = (  # the dtypes that a checkpoint can hold, and the size of an element
     dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1)
     | dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1)
@@ -102,11 +103,12 @@ class Index:
     items: tuple[Item, ...]
     step: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    head: bytes = b""  # of the record of rank 0 when it saved (spec/record.md, 8), if it wrote one
 
     def encode(self) -> bytes:
         """Return the bytes that `parse` reads."""
         parts = [
-            number(VERSION, 1),
+            number(VERSION_WITH_HEAD if self.head else VERSION, 1),
             self.save_id,
             b"\0" if self.step is None else b"\1" + number(self.step, 8),
             blob(values.encode(self.metadata, "metadata")),
@@ -116,7 +118,7 @@ class Index:
         ]
         for item in self.items:
             _write_item(parts, item)
-        return b"".join(parts)
+        return b"".join((*parts, self.head))
 
     @functools.cached_property
     def anchor(self) -> str:
@@ -131,8 +133,8 @@ class Index:
 def parse(data: bytes) -> Index:
     """Parse an index and check it. Raises ProtocolError."""
     reader = Reader(data)
-    if (version := reader.number(1)) != VERSION:
-        raise ProtocolError(f"an index of version {version}; this release reads version {VERSION}")
+    if (version := reader.number(1)) not in (VERSION, VERSION_WITH_HEAD):
+        raise ProtocolError(f"an index of version {version}; this release reads {VERSION} and {VERSION_WITH_HEAD}")
     save_id = reader.take(keys.CHECKPOINT_ID_BYTES)
     step = _read_step(reader)
     metadata = values.decode(reader.blob(len(data)))
@@ -142,11 +144,12 @@ def parse(data: bytes) -> Index:
     if len({shard.id for shard in shards}) != len(shards):
         raise ProtocolError("a shard id that occurs twice")
     items = tuple(_read_item(reader, shards) for _ in range(_count(reader, len(data) // 8)))
+    head = reader.take(keys.DIGEST_BYTES) if version == VERSION_WITH_HEAD else b""
     reader.end()
     names = [name_of(item.path) for item in items]
     if any(left >= right for left, right in itertools.pairwise(names)):
         raise ProtocolError("items that are not ordered by name, or two with one name")
-    return Index(save_id, shards, items, step, metadata)
+    return Index(save_id, shards, items, step, metadata, head)
 
 
 def _count(reader: Reader, limit: int) -> int:

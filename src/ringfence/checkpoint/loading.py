@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._traverse import set_element
 
 from ringfence import keys
-from ringfence.checkpoint import index, key_wrap, ranks
+from ringfence.checkpoint import index, key_wrap, ranks, recorded
 from ringfence.checkpoint.folder import storage_for
 from ringfence.checkpoint.index import Index, TensorItem
 from ringfence.checkpoint.key_wrap import Key
@@ -79,6 +79,7 @@ def load(
             no_dist=together.is_alone,
         )
     secret.forget()
+    recorded.add(recorded.READ, info.anchor)
     return info
 
 
@@ -106,6 +107,7 @@ def load_all(
             planner=SealedLoadPlanner(),
             no_dist=True,
         )
+    recorded.add(recorded.READ, found.info.anchor)
     return state, found.info
 
 

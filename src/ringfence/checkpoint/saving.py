@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ringfence.checkpoint import ranks, values
+from ringfence.checkpoint import ranks, recorded, values
 from ringfence.checkpoint.folder import storage_for
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.planners import SealedSavePlanner
@@ -74,6 +74,7 @@ def save(
             )
     finally:
         writer.discard()
+    recorded.add(recorded.WRITTEN, str(found.storage_data))
     return str(found.storage_data)
 
 
@@ -119,7 +120,9 @@ def async_save(
     def finish(done: Future[Any]) -> None:
         try:
             writer.discard()
-            anchor.set_result(str(done.result().storage_data))
+            found = str(done.result().storage_data)
+            recorded.add(recorded.WRITTEN, found)
+            anchor.set_result(found)
         except CheckpointException as error:
             anchor.set_exception(ranks.error_of(f"saving {os.fspath(path)}", error))
         except BaseException as error:

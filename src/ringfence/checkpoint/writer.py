@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ringfence import keys
-from ringfence.checkpoint import envelope, key_wrap, streams
+from ringfence.checkpoint import envelope, key_wrap, recorded, streams
 from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
 from ringfence.checkpoint.index import Chunk, Index, Item, Path, Shard, StoredBytes, TensorItem, ValueItem, name_of
 from ringfence.checkpoint.key_wrap import Key
@@ -124,6 +124,7 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
         """Write the index and publish; rank 0 only."""
         assert self._place is not None and self._data_key is not None and self._envelope is not None
         index = index_of(metadata, results, self._envelope.id, self._step, self._metadata)
+        index = dataclasses.replace(index, head=recorded.head())
         body = index.encode()
         if len(body) > keys.CHECKPOINT_INDEX_BYTES:
             raise CheckpointError(f"the index has {len(body)} bytes, more than {keys.CHECKPOINT_INDEX_BYTES}")

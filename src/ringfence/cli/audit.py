@@ -1,4 +1,4 @@
-"""`ringfence audit RECORD --key FILE`: verifies a signed record offline, without torch."""
+"""`ringfence audit`: verifies a signed record, or the logs of a run in a folder, offline and without torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ringfence.errors import ConfigurationError, RecordError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+    from ringfence.record.folder import LogState
     from ringfence.record.statement import Statement
 
 LIMITS: Final = (
@@ -20,9 +21,14 @@ LIMITS: Final = (
     "who that is nor that what follows is true: device, time and results are the signer's word."
 )
 
+LOGS_LIMITS: Final = (
+    "A log shows that the process that was admitted as its worker wrote these entries in this order, and that nobody has "
+    "changed them since. What they say is that worker's word. Whoever has a log can cut it after any signature."
+)
+
 DESCRIPTION = """\
-Verify a signed record, such as `ringfence selftest --record` writes, with the public key of its signer. It needs no network and
-no torch.
+Verify a signed record, such as `ringfence selftest --record` writes, with the public key of its signer; or the logs of a run in
+a folder, which `ringfence run --record` or RINGFENCE_RECORD made. It needs no network and no torch.
 
 A signature shows that the holder of the key signed the record, and that it is unchanged. It does not show who holds the key, so
 take the public key from its owner and not from where the record came from. It does not show that the record is true either:
@@ -33,10 +39,11 @@ EXAMPLES = """\
 examples:
   ringfence audit h100.json --key h100.pem          what was tested, and by which key it is signed
   ringfence audit h100.json --key h100.pem --json   the same for programs
+  ringfence audit record/                           the logs of a run: complete, cut or refused
 
 exit codes:
-  0  the record is genuine, whether what it describes passed or failed
-  1  the record is refused: changed, malformed, or signed by another key
+  0  the record is genuine, whether what it describes passed or failed; no log is refused
+  1  the record, or a log, is refused: changed, malformed, or signed by another key
   2  the command could not run: wrong arguments or files
 """
 
@@ -44,14 +51,28 @@ exit codes:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `audit` to the command line."""
     audit = commands.add_parser("audit", help="verify a signed record", description=DESCRIPTION, epilog=EXAMPLES)
-    audit.add_argument("record", type=Path, metavar="RECORD", help="the file with the record")
-    audit.add_argument("--key", type=Path, required=True, metavar="FILE", help="the signer's public key, in PEM form")
+    audit.add_argument("record", type=Path, metavar="RECORD", help="the file with the record, or a folder with logs")
+    audit.add_argument(
+        "--key", type=Path, metavar="FILE", help="the signer's public key, in PEM form; not for a folder"
+    )
     audit.add_argument("--json", action="store_true", help="print the result as JSON")
     audit.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Verify the record and print what it says."""
+    if options.record.is_dir():
+        if options.key is not None:
+            raise ConfigurationError(
+                "the keys of logs are in the logs, certified by the roster: omit --key for a folder"
+            )
+        return _run_on_folder(options.record, options.json)
+    if options.key is None:
+        raise ConfigurationError(f"{options.record} is not a folder: give the public key of its signer with --key FILE")
+    return _run_on_file(options)
+
+
+def _run_on_file(options: argparse.Namespace) -> int:
     from ringfence.record import envelope, selftest, signing_key, statement
 
     key = signing_key.read_public(_read(options.key), str(options.key))
@@ -73,6 +94,40 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(found, name)
     return 0
+
+
+def _run_on_folder(folder: Path, as_json: bool) -> int:
+    from ringfence.record.folder import REFUSED, audit
+
+    try:
+        states = audit(folder)
+    except RecordError as error:
+        raise ConfigurationError(str(error)) from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {folder}: {error.strerror}") from error
+    verified = all(each.state != REFUSED for each in states)
+    if as_json:
+        print(json.dumps({"verified": verified, "logs": [_log_facts(each) for each in states]}))
+        return 0 if verified else 1
+    terminal.say(LOGS_LIMITS)
+    for each in states:
+        print()
+        terminal.say(f"{each.name}: {each.state}{': ' if each.reason else ''}{_printable(each.reason)}")
+        for name, value in _log_facts(each).items():
+            if name not in ("name", "state", "reason"):
+                terminal.say(_printable(value), f"  {name:12}  ")
+    return 0 if verified else 1
+
+
+def _log_facts(state: LogState) -> dict[str, Any]:
+    """Return what an audit found of one log."""
+    found: dict[str, Any] = {"name": state.name, "state": state.state, "reason": state.reason}
+    if state.log is not None:
+        said, last = state.log.begin.fields, state.log.entries[-1]
+        found |= {name: said[name] for name in ("run", "generation", "rank", "roster", "policy")}
+        found |= {"began": state.log.begin.at, "last": last.at, "ended": last.fields.get("how", "")}
+        found |= {"entries": len(state.log.entries), "head": state.log.head.hex()}
+    return found
 
 
 def _read(path: Path) -> bytes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from ringfence.cli import requirements, terminal
@@ -30,6 +32,7 @@ examples:
   ringfence run --nnodes 2:4 ...             between 2 and 4 nodes
   ringfence run --spares ...                 faster restarts
   ringfence run --rejoin ...                 none where the script can rejoin
+  ringfence run --record FOLDER ...          a signed record of the run
 
 --rdzv-conf: join_timeout=600 seconds until enough nodes must have come;
 last_call_timeout=30 to wait for more than the smallest number.
@@ -57,6 +60,8 @@ def run(words: Sequence[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     options = prepared(_parser(torchrun).parse_args(list(words)), torchrun)
+    if options.record:
+        _record_to(Path(options.record).absolute())
     try:
         torchrun.run(options)
     except ChildFailedError as error:
@@ -66,6 +71,14 @@ def run(words: Sequence[str]) -> int:
         terminal.complain(str(error))
         return 1
     return 0
+
+
+def _record_to(folder: Path) -> None:
+    """Let the workers record, if they can. Raises ConfigurationError now rather than in each of them."""
+    from ringfence.record.log_file import open_folder
+
+    open_folder(folder)
+    os.environ["RINGFENCE_RECORD"] = str(folder)
 
 
 def _parser(torchrun: Any) -> argparse.ArgumentParser:
@@ -85,6 +98,12 @@ def _parser(torchrun: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="When a worker or a node is lost, let the others call ringfence.rejoin(), which joins the next round in "
         f"place. Those that do not within {_REJOIN_WITHIN:g} s are started again.",
+    )
+    parser.add_argument(
+        "--record",
+        metavar="FOLDER",
+        help="Let each worker write a signed record of the run to this folder of its machine. `ringfence audit FOLDER` "
+        "verifies it.",
     )
     for action in parser._actions:
         if action.dest == "node_rank" and action.default == 0:
