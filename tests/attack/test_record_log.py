@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from ringfence.errors import RecordError
 from ringfence.record import begin, log
+from ringfence.record import folder as record_folder
 from ringfence.record.log import LogEntry
-from ringfence.record.log_file import Blobs, LogFile, open_folder
+from ringfence.record.log_file import Blobs, LogFile, log_name, open_folder
 from tests.unit.flips import flips
 from tests.unit.log_samples import ENTRIES, Session, read, spki
 
@@ -190,11 +191,43 @@ class TestFirstLine:
             ("suite", -1, "malformed"),
             ("tls_key", "zz", "malformed"),
             ("certified", "", "did not sign"),
+            ("roster", "ab cd", "malformed"),
             ("listings", "../../etc/passwd", "is not the name of a file"),
         ],
     )
     def test_other_values_are_refused(self, blobs: Blobs, name: str, value: object, why: str) -> None:
         assert why in self.refused({**SESSION.begin(0, blobs), name: value}, blobs)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"policy_files": {"policy.toml": 7}},
+            {"policy_files": {"policy.toml": ["ab"]}},
+            {"policy_files": {"policy.toml": "../secret"}},
+            {"presentation": {"parts": 7}},
+            {"presentation": {"kind": 1, "at": 1, "preimage": "", "digest": "", "parts": [7]}},
+            {"presentation": {"kind": 1, "at": 1, "preimage": "", "digest": "", "parts": [{"proof": ""}]}},
+            {
+                "presentation": {
+                    "kind": 1,
+                    "at": 1,
+                    "preimage": "",
+                    "digest": "",
+                    "parts": [{"kind": 1, "digest": "", "claims": [7], "proof": ""}],
+                }
+            },
+        ],
+    )
+    def test_a_member_that_writes_nonsense_is_refused(self, tmp_path: Path, wrong: dict[str, object]) -> None:
+        """A worker can sign anything with its own key: an audit must not end in an error of its own."""
+        open_folder(tmp_path / "record")
+        fields = {**SESSION.begin(0, Blobs(tmp_path / "record")), **wrong}
+        file = LogFile(tmp_path / "record", log_name(SESSION.roster, 0), SESSION.record_key(0))
+        file.append("begin", fields)
+        file.sign()
+        file.close()
+        (found,) = record_folder.audit(tmp_path / "record")
+        assert found.state == record_folder.REFUSED and "entry 0" in found.reason
 
     def test_malformed_listings_are_refused(self, blobs: Blobs) -> None:
         good = begin.encode_listings(SESSION.listings)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from ringfence import keys
 from ringfence.errors import ProtocolError, RecordError
-from ringfence.record import begin, envelope, log, manifest, selftest, statement
+from ringfence.record import begin, envelope, heads, log, manifest, selftest, statement
 from ringfence.record.manifest import Entry, Tree
 from tests.fuzz.target import Target
 from tests.unit import manifest_samples
 from tests.unit import record_samples as samples
 from tests.unit.log_samples import Session
 
+_SESSION = Session(size=2)
 _VECTORS = Path(__file__).parents[1] / "vectors" / "record.json"
 
 
@@ -85,7 +86,10 @@ def _lines() -> list[bytes]:
 
 
 def _parse_line(data: bytes) -> None:
-    assert log.parse(data).encode() == data
+    found = log.parse(data)
+    assert found.encode() == data
+    if found.kind == log.BEGIN:
+        begin.files_of(found)
 
 
 def _listings() -> list[bytes]:
@@ -94,6 +98,19 @@ def _listings() -> list[bytes]:
 
 def _decode_listings(data: bytes) -> None:
     assert begin.encode_listings(begin.decode_listings(data)) == data
+
+
+def _heads() -> list[bytes]:
+    session = _SESSION
+    made = {rank: heads.state(session.join(rank), rank, "ab" * 32, session.record_key(rank)) for rank in range(2)}
+    found = {rank: heads.parse(data, rank, session.roster, session.listings) for rank, data in made.items()}
+    return [heads.encode(found), heads.encode({1: found[1]}), *made.values()]
+
+
+def _decode_heads(data: bytes) -> None:
+    """Whatever is accepted of a list, its workers have signed: nothing but what the seeds say."""
+    for found in heads.decode(data, _SESSION.roster, _SESSION.listings).values():
+        assert found["head"] == "ab" * 32
 
 
 _WORDS = (
@@ -110,4 +127,5 @@ TARGETS = (
     Target("record-log", _logs, _read_log, (RecordError,), longest=16384, words=_WORDS),
     Target("record-log-line", _lines, _parse_line, (RecordError,), words=_WORDS),
     Target("record-listings", _listings, _decode_listings, (ProtocolError,)),
+    Target("record-heads", _heads, _decode_heads, (RecordError,), bounded=300, words=_WORDS),
 )

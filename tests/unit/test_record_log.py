@@ -183,8 +183,8 @@ class TestBlobs:
         assert (folder / "blobs" / name).stat() == before
         assert blobs.get(name) == b"content"
 
-    @pytest.mark.parametrize("name", ["../log", "", "AB" * 32, "ab" * 31])
-    def test_only_digests_are_names(self, folder: Path, name: str) -> None:
+    @pytest.mark.parametrize("name", ["../log", "", "AB" * 32, "ab" * 31, 7, None, ["ab"]])
+    def test_only_digests_are_names(self, folder: Path, name: object) -> None:
         with pytest.raises(RecordError, match="is not the name of a file"):
             Blobs(folder).get(name)
 

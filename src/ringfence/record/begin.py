@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,12 +25,16 @@ from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.proofs import bundle, token
 from ringfence.admission.roster import roster_digest
 from ringfence.errors import ProtocolError, RecordError
+from ringfence.record import json_object
 from ringfence.record.json_object import Json
 from ringfence.record.log import LogEntry
 from ringfence.record.log_file import Blobs
 
 FORMAT: Final = 1
 _SECRET: Final = 1  # the kind of proofs by shared secret, of which nothing but a digest is kept
+_PRESENTATION: Final = {"kind": int, "at": int, "preimage": str, "digest": str, "parts": list}
+_PART: Final = {"kind": int, "digest": str, "claims": list, "proof": str}
+_HEX: Final = re.compile(r"(?:[0-9a-f]{2})*")
 
 
 @dataclass(frozen=True)
@@ -140,15 +145,15 @@ def verify(begin: LogEntry, blobs: Blobs) -> tuple[Listing, ...]:
     said = begin.fields
     if said["format"] != FORMAT:
         raise RecordError(f"a log of format {said['format']}; this release reads format {FORMAT}")
+    texts = [said[name] for name in ("roster", "policy", "key", "tls_key", "certified")]
+    if not all(_HEX.fullmatch(text) for text in texts) or said["suite"] not in range(256):
+        raise RecordError("the first line is malformed: a value is not in hexadecimal form, or the suite is not a byte")
+    roster, policy, record_key, tls_key, certified = map(bytes.fromhex, texts)
     try:
         listings = decode_listings(blobs.get(said["listings"]))
-        roster, policy, record_key, tls_key, certified = (
-            bytes.fromhex(said[name]) for name in ("roster", "policy", "key", "tls_key", "certified")
-        )
-        suite = encoding.number(said["suite"], 1)[0]
-    except (ProtocolError, ValueError, OverflowError) as error:
-        raise RecordError(f"the first line, or the roster that it names, is malformed: {error}") from None
-    if roster_digest(policy, listings, suite, blobs.get(said["table"])) != roster:
+    except ProtocolError as error:
+        raise RecordError(f"the roster that the first line names is malformed: {error}") from None
+    if roster_digest(policy, listings, said["suite"], blobs.get(said["table"])) != roster:
         raise RecordError("the roster's digest is not that of the listings, the policy, the suite and the table")
     rank = said["rank"]
     if [each.entry.rank for each in listings] != list(range(len(listings))) or rank not in range(len(listings)):
@@ -158,6 +163,18 @@ def verify(begin: LogEntry, blobs: Blobs) -> tuple[Listing, ...]:
         raise RecordError("the roster is of another run or generation")
     check_key(own, roster, record_key, tls_key, certified)
     return listings
+
+
+def files_of(begin: LogEntry) -> list[str]:
+    """Return the names of the files that a first line refers to. Raises RecordError if it is malformed."""
+    said = begin.fields
+    found = [said["listings"], said["table"], *said["policy_files"].values()]
+    if said["presentation"]:
+        shown = json_object.fields(said["presentation"], _PRESENTATION, "the presentation")
+        for each in shown["parts"]:
+            part = json_object.fields(each, _PART, "a part of the presentation")
+            found += [name for name in (part["proof"], *part["claims"]) if name != ""]
+    return found
 
 
 def check_key(own: Entry, roster: bytes, record_key: bytes, tls_key: bytes, certified: bytes) -> None:

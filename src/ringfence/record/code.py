@@ -57,8 +57,10 @@ def fields_of_run(blobs: Blobs) -> Json:
 def _packages() -> dict[str, str]:
     found: dict[str, str] = {}
     for each in metadata.distributions():
-        record = each.read_text("RECORD")
-        digest = "" if record is None else hashlib.sha256(record.encode("utf-8", "surrogateescape")).hexdigest()
+        record = None
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            record = each.read_text("RECORD")
+        digest = "" if record is None else hashlib.sha256(record.encode()).hexdigest()
         found.setdefault(_unicode(f"{each.name} {each.version}"), digest)  # the first one is imported
     return found
 

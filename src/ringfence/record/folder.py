@@ -105,9 +105,7 @@ def _files(entry: LogEntry) -> list[str]:
     said = entry.fields
     match entry.kind:
         case log.BEGIN:
-            parts = said["presentation"].get("parts", [])
-            proofs = [name for part in parts for name in (part["proof"], *part["claims"]) if name]
-            return [said["listings"], said["table"], *said["policy_files"].values(), *proofs]
+            return begin.files_of(entry)
         case "code":
             return [said["arguments"], said["packages"]]
         case "heads":

@@ -60,10 +60,10 @@ class Blobs:
             replace_file(path, content, 0o600)
         return name
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: object) -> bytes:
         """Return the content of a file. Raises RecordError if it is missing or is not what its name says."""
-        if not _SHA_256.fullmatch(name):
-            raise RecordError(f"{name[:80]!r} is not the name of a file that a record refers to")
+        if not isinstance(name, str) or not _SHA_256.fullmatch(name):
+            raise RecordError(f"{str(name)[:80]!r} is not the name of a file that a record refers to")
         try:
             with (self._folder / name).open("rb") as file:
                 content = file.read(keys.RECORD_BLOB_BYTES + 1)
