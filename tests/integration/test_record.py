@@ -28,6 +28,10 @@ from ringfence.record.folder import COMPLETE, CUT, LogState
 from ringfence.record.log_file import Blobs
 from ringfence.session.recording import Recorder
 from tests.cli.command import ringfence
+from tests.integration.chaos import kill, tails
+from tests.integration.chaos_nodes import Nodes, Shape
+from tests.integration.rejoins import SCRIPT as REJOINING
+from tests.integration.rejoins import Watched
 from tests.limits import FAR, HANG
 from tests.pool import IN_SHARED_MEMORY, Failure, Pool
 
@@ -305,3 +309,35 @@ def test_the_launcher_refuses_a_folder_that_others_can_open(tmp_path: Path) -> N
     done = ringfence("run", "--record", "open", "script.py", folder=tmp_path, RINGFENCE_SECRET_FILE="secret")
     assert done.returncode == 2
     assert "chmod 700" in done.stderr
+
+
+@pytest.mark.real_start  # processes are found by their command lines
+@pytest.mark.timeout(900)  # several waits, each with a limit of its own
+def test_a_kill_and_a_rejoin_are_in_the_record(tmp_path: Path) -> None:
+    """The worker that stays says in its next log which session it was in; the new one finds the log of the one killed."""
+    folder = tmp_path / "record"
+    flags = ("--rejoin", "--rdzv-conf", "last_call_timeout=1", "--record", str(folder))
+    with Nodes(Shape("ringfence", 2, 1, flags=flags, script=REJOINING), tmp_path) as nodes:
+        run = Watched(nodes)
+        for node in range(2):
+            nodes.start(node)
+        run.wait(lambda: nodes.last_step() >= 10)
+        kill(nodes.workers(1)[:1])
+        run.wait(nodes.digest)
+        for agent in nodes.agents.values():
+            assert agent.wait(HANG) == 0, tails(tmp_path)
+    logs = sorted((each.log for each in record_folder.audit(folder) if each.log), key=lambda each: each.begin.at)
+    assert len(logs) == 4
+    by_rank = [[each for each in logs if each.begin.fields["rank"] == rank] for rank in range(2)]
+    (stayed, rejoined), (killed, new) = by_rank
+    assert (stayed.is_complete, rejoined.is_complete, new.is_complete) == (True, True, True)
+    assert not killed.is_complete
+    said = {entry.kind: entry.fields for entry in stayed.entries}
+    assert said["lost"]["worker"] == 1 and said["end"]["how"] == "failed"
+    again = {entry.kind: entry.fields for entry in rejoined.entries}
+    assert again["rejoined"]["before"] == again["begin"]["before"] == stayed.head.hex()
+    assert again["rejoined"]["generation"] == stayed.begin.fields["generation"] != rejoined.begin.fields["generation"]
+    assert new.begin.fields["before"] == killed.head.hex()
+    assert again["heads"]["missing"] == 0
+    listed = Blobs(folder).get(again["heads"]["list"])
+    assert killed.head.hex().encode() in listed and stayed.head.hex().encode() in listed
