@@ -18,11 +18,15 @@ import torch
 import torch.distributed as dist
 
 from ringfence import checkpoint
+from ringfence.admission.binding import Binding, parse_preimage
+from ringfence.admission.policy import Evidence, verify
+from ringfence.admission.proofs import kinds
 from ringfence.backend import sessions
 from ringfence.checkpoint import KeyFile, LocalStorage
 from ringfence.checkpoint.opening import open_index
 from ringfence.config.private_files import new_secret_file
 from ringfence.errors import AbortedError
+from ringfence.record import begin
 from ringfence.record import folder as record_folder
 from ringfence.record.folder import COMPLETE, CUT, LogState
 from ringfence.record.log_file import Blobs
@@ -32,6 +36,8 @@ from tests.integration.chaos import kill, tails
 from tests.integration.chaos_nodes import Nodes, Shape
 from tests.integration.rejoins import SCRIPT as REJOINING
 from tests.integration.rejoins import Watched
+from tests.integration.test_join_policy import BY_CERTIFICATE, Site
+from tests.key_audit import keys_held
 from tests.limits import FAR, HANG
 from tests.pool import IN_SHARED_MEMORY, Failure, Pool
 
@@ -141,6 +147,42 @@ def test_the_next_session_names_the_heads_of_the_one_before(pool: Pool, tmp_path
         assert before.head.hex().encode() in listed
 
 
+def test_what_is_kept_of_a_certificate_admits_the_worker_again(pool: Pool, tmp_path: Path) -> None:
+    """An auditor needs nothing but the record: the policy with its files, the roster, the proof and what it covers."""
+    site, folder = Site(tmp_path), tmp_path / "record"
+    env = [
+        {**site.policy(BY_CERTIFICATE), **site.certificate(f"w{rank}"), "RINGFENCE_RECORD": str(folder)}
+        for rank in range(2)
+    ]
+    with pool.fresh() as fresh:
+        fresh.check(train, 2, env=env)
+        fresh.leave()
+    blobs = Blobs(folder)
+    for rank, each in enumerate(states(folder, size=2)):
+        assert each.state == COMPLETE and each.log is not None
+        said = each.log.begin.fields
+        files = {name: blobs.get(digest) for name, digest in said["policy_files"].items()}
+        assert set(files) == {"policy.toml", "ca.pem"}
+        file = kinds.read(files["policy.toml"], lambda name, limit, files=files: files[name])  # type: ignore[misc]
+        policy = kinds.policy_of(file, time.time, None)
+        listings = begin.verify(each.log.begin, blobs)
+        shown = said["presentation"]
+        (part,) = shown["parts"]
+        evidence = Evidence(
+            entry=listings[rank].entry,
+            kind=shown["kind"],
+            proof=blobs.get(part["proof"]),
+            binding=Binding(bytes.fromhex(shown["preimage"])),
+            at=shown["at"],
+        )
+        assert verify(policy, evidence).identity == f"spiffe://example.org/worker/w{rank}"
+        for listing in listings:
+            verify(policy, listing)
+        assert parse_preimage(evidence.binding.preimage).entry_digest == listings[rank].entry.digest
+        for path in folder.rglob("*"):
+            assert not path.is_file() or b"PRIVATE KEY" not in path.read_bytes()
+
+
 def end_without_goodbye() -> None:
     train()
     if dist.get_rank() == 1:
@@ -165,12 +207,15 @@ def test_a_killed_worker_leaves_a_log_and_others_record_the_loss(pool: Pool, tmp
 def fork_and_write() -> None:
     train()
     own = recorder()
+    held = keys_held()
+    assert held["Ed25519PrivateKey"] == 1  # of the record
+    assert held["ECPrivateKey"] == 0  # of TLS, which has signed it
     child = os.fork()
     if not child:
         try:
             own.add("checkpoint", {"action": "written", "anchor": "00" * 32})
             own.close()
-            os._exit(0 if own._file is None and own._key is None else 1)
+            os._exit(0 if own._file is None and not keys_held()["Ed25519PrivateKey"] else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -178,11 +223,17 @@ def fork_and_write() -> None:
     until(lambda: recorded("checkpoint"))
 
 
+def keys_left() -> int:
+    return keys_held()["Ed25519PrivateKey"]
+
+
 def test_a_forked_child_writes_nothing(pool: Pool, tmp_path: Path) -> None:
     with pool.fresh() as fresh:
         fresh.check(fork_and_write, 1, env={"RINGFENCE_RECORD": str(tmp_path / "record")})
         fresh.leave()
         (found,) = states(tmp_path / "record", size=1)
+        (held,) = fresh.check(keys_left, 1, None)
+    assert held == 0
     assert found.state == COMPLETE and found.log is not None
     actions = [each.fields["action"] for each in found.log.entries if each.kind == "checkpoint"]
     assert actions == ["read"]
