@@ -52,6 +52,8 @@ KINDS: Final[dict[str, Form]] = {
 _COMMON: Final = {"kind": str, "number": int, "previous": str, "at": int}
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE: Final = re.compile(r"[0-9a-f]{128}")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_ESCAPED: Final = rb"\ud"  # in a line that has a surrogate, if it is written as it should be
 _MARK: Final = b'"kind":"signature"'  # in no other line: texts have their quotes escaped
 
 
@@ -115,32 +117,35 @@ def parse(line: bytes) -> LogEntry:
         raise RecordError("not an object of a known kind: a newer ringfence may be able to read it")
     kind: str = document["kind"]
     found = json_object.fields(document, {**_COMMON, **KINDS[kind]}, f"the line of kind {kind}")
-    _check_value(found, keys.RECORD_DEPTH)
+    _check_values(found, keys.RECORD_DEPTH)
     if canonical(found) != line:
         raise RecordError("not written as ringfence writes it: take the file as it was before a tool formatted it")
+    if _ESCAPED in line:
+        _check_texts(found)
     if not _DIGEST.fullmatch(found["previous"]):
         raise RecordError("its `previous` is not a digest")
     fields = {name: found[name] for name in KINDS[kind]}
     return LogEntry(kind, found["number"], found["previous"], found["at"], fields)
 
 
-def _check_value(value: Any, depth: int) -> None:
-    """Raise RecordError unless a value consists of integers and texts."""
+def _check_values(container: Json | list[Any], depth: int) -> None:
+    """Raise RecordError unless a list or an object consists of integers and texts. One call each: a log has many values."""
+    if not depth:
+        raise RecordError("lists and objects are nested too deeply")
+    for each in container.values() if isinstance(container, dict) else container:
+        kind = type(each)
+        if kind is dict or kind is list:
+            _check_values(each, depth - 1)
+        elif kind is not str:
+            json_object.check_type(each, int, "a value")
+
+
+def _check_texts(value: Any) -> None:
+    """Raise RecordError if a text in a line has half of a pair of surrogates."""
     if isinstance(value, dict | list):
-        if not depth:
-            raise RecordError("lists and objects are nested too deeply")
-        for each in value.values() if isinstance(value, dict) else value:
-            _check_value(each, depth - 1)
-        for name in value if isinstance(value, dict) else ():
-            _check_text(name)
-    elif isinstance(value, str):
-        _check_text(value)
-    else:
-        json_object.check_type(value, int, "a value")
-
-
-def _check_text(text: str) -> None:
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        for each in (*value, *value.values()) if isinstance(value, dict) else value:
+            _check_texts(each)
+    elif isinstance(value, str) and _SURROGATE.search(value):
         raise RecordError("a text that is not valid Unicode")
 
 
