@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence import checkpoint
+from ringfence import checkpoint, keys
 from ringfence.admission.binding import Binding, parse_preimage
 from ringfence.admission.policy import Evidence, verify
 from ringfence.admission.proofs import kinds
@@ -25,12 +25,13 @@ from ringfence.backend import sessions
 from ringfence.checkpoint import KeyFile, LocalStorage
 from ringfence.checkpoint.opening import open_index
 from ringfence.config.private_files import new_secret_file
+from ringfence.config.settings import Settings
 from ringfence.errors import AbortedError
 from ringfence.record import begin
 from ringfence.record import folder as record_folder
 from ringfence.record.folder import COMPLETE, CUT, LogState
 from ringfence.record.log_file import Blobs
-from ringfence.session.recording import Recorder
+from ringfence.session.recording import Recorder, recorder_for
 from tests.cli.command import ringfence
 from tests.integration.chaos import kill, tails
 from tests.integration.chaos_nodes import Nodes, Shape
@@ -277,6 +278,35 @@ def test_a_full_disk_ends_the_run_only_if_the_policy_requires_a_record(
     assert [each.state for each in found] == [CUT, COMPLETE]
     if required:
         assert set(entries(found[1])["begin"]["policy_files"]) == {"policy.toml"}
+
+
+def add_too_much() -> bool:
+    train()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "RECORD_QUEUE", 0)  # as if so many entries waited
+        recorder().add("checkpoint", {"action": "written", "anchor": "00" * 32})
+    dist.all_reduce(torch.ones(10))
+    return recorder()._open
+
+
+def test_a_queue_that_is_full_ends_the_record_and_not_the_run(pool: Pool, tmp_path: Path) -> None:
+    """An entry that is dropped would be a gap that no reader sees."""
+    with pool.fresh() as fresh:
+        assert fresh.check(add_too_much, 2, env={"RINGFENCE_RECORD": str(tmp_path / "record")}) == [False] * 2
+        fresh.leave()
+        assert "0 entries wait for the disk" in fresh.workers[1].read_log()
+    assert [each.state for each in states(tmp_path / "record", size=2)] == [CUT] * 2
+
+
+def test_a_start_that_fails_leaves_no_descriptor(tmp_path: Path) -> None:
+    settings = Settings(record=tmp_path / "record")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        made = recorder_for(settings)
+        assert made is not None
+        made.forget()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(tmp_path / "record") == ["blobs"]
 
 
 def test_a_worker_without_a_folder_does_not_start_if_the_policy_requires_one(pool: Pool, tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ class Recorder:
         """Drop the key and the file, without a lock: a forked child must not write."""
         self._open = False
         self._key = None
+        self._background.forget()
         file, self._file = self._file, None
         if file is not None:
             file.close()
