@@ -138,7 +138,7 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
         [
             "workers",
             *("NCCL" if name == "nccl" else "plain" for name in clear),
-            "ringfence",
+            "sealed",
             "over it",
             "hop by hop",
             "bound by",
@@ -164,7 +164,8 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
         )
     head = f"{wrap(question_text(plans[0].question))}\n{wrap(f'on {profile.title}')}\n"
     foot = (
-        f"plain: plaintext over the same schedules. tuned: sealed and plaintext each with {_best(plans[0].question)}."
+        "plain: plaintext over the same schedules. sealed: ringfence. tuned: sealed and plaintext each with "
+        f"{_best(plans[0].question)}."
     )
     if "nccl" in clear:
         foot += f" NCCL: unprotected, {_NCCL}."
