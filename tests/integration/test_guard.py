@@ -263,7 +263,7 @@ if __name__ == "__main__":
     dist.init_process_group("ringfence")
     try:
         kind = AsyncCheckpointerType.PROCESS
-        dcp.async_save({"a": torch.ones(4)}, checkpoint_id="saved", async_checkpointer_type=kind).result(timeout=HANG)
+        dcp.async_save({"a": torch.ones(4)}, checkpoint_id="saved", async_checkpointer_type=kind).result(timeout=600)
     finally:
         dist.destroy_process_group()
 """

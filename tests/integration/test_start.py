@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -47,8 +47,8 @@ def frames_of(error: BaseException | None) -> Iterator[FrameType]:
 @contextmanager
 def another_table() -> Iterator[None]:
     """Rank 0 proposes a schedule table of an unknown version."""
-    proposal = session.Session.table.to_bytes()
-    with patch.object(session.Session, "table", type("Table", (), {"to_bytes": lambda self: b"\x09" + proposal[1:]})()):
+    changed = b"\x09" + session.Session.table.to_bytes()[1:]
+    with patch.object(session, "_proposed", return_value=SimpleNamespace(to_bytes=lambda: changed)):
         yield
 
 
