@@ -6,16 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.integration.test_channels import whole
 from tests.pool import Pool
 
 pytestmark = pytest.mark.processes
 
 COUNT = 600_011  # elements of float32: parts and passes end at odd places
-
-
-def whole(seed: int, count: int) -> torch.Tensor:
-    """Whole numbers, whose sums are exact in any order."""
-    return torch.randint(-1000, 1000, (count,), generator=torch.Generator().manual_seed(seed)).float()
 
 
 def large_collectives() -> list[str]:
@@ -49,16 +45,13 @@ def spread(*machines: int) -> list[dict[str, str]]:
     return [{"RINGFENCE_SAME_HOST": "shared", "RINGFENCE_INTERFACE": host} for host in hosts]
 
 
-@pytest.mark.parametrize("machines", [(1,) * 9, (4, 4), (3, 1), (1, 1, 1, 1), (2,) * 5], ids=str)
-def test_workers_on_machines(pool: Pool, machines: tuple[int, ...]) -> None:
-    world = sum(machines)
-    assert pool.check(large_collectives, world, env=spread(*machines)) == [[]] * world
+IN_THE_GATE = [(1,) * 9, (4, 4), (3, 1), (1,) * 4, (2,) * 5]
+AT_NIGHT = [*((1,) * size for size in range(2, 13)), (8,), (1,) * 8 + (2,), (2,) * 6]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "machines", [*((1,) * size for size in range(2, 13)), (8,), (1,) * 8 + (2,), (2,) * 6], ids=str
+    "machines", [*IN_THE_GATE, *(pytest.param(each, marks=pytest.mark.nightly) for each in AT_NIGHT)], ids=str
 )
-def test_every_number_of_workers(pool: Pool, machines: tuple[int, ...]) -> None:
+def test_large_collectives_on_machines(pool: Pool, machines: tuple[int, ...]) -> None:
     world = sum(machines)
     assert pool.check(large_collectives, world, env=spread(*machines)) == [[]] * world

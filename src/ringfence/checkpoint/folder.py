@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ringfence.checkpoint.storage import INDEX_NAME, Input, Output, Storage
+from ringfence.config.private_files import sync_folder
 from ringfence.errors import CheckpointError, ConfigurationError
 
 _PARTIAL: Final = ".partial-"
@@ -140,15 +141,6 @@ def _refuse_existing(path: str) -> None:
         raise CheckpointError(
             f"{path} exists and is {what}, which is never overwritten: save to a new path, or remove it"
         )
-
-
-def sync_folder(path: str) -> None:
-    """Make renames within a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

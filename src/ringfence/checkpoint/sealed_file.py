@@ -10,9 +10,10 @@ from typing import Any, Literal, overload
 
 from ringfence.checkpoint import envelope, key_wrap
 from ringfence.checkpoint.envelope import EnvelopeKind
-from ringfence.checkpoint.folder import LocalInput, LocalOutput, sync_folder
+from ringfence.checkpoint.folder import LocalInput, LocalOutput
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.streams import BODY, DEFAULT_THREADS, SealingThreads, StreamReader, StreamWriter, Want
+from ringfence.config.private_files import sync_folder
 from ringfence.errors import CheckpointError, ProtocolError
 
 

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from ringfence import checkpoint
 from ringfence.checkpoint import Anchor, Info, Key
-from ringfence.checkpoint.folder import sync_folder
 from ringfence.checkpoint.storage import INDEX_NAME
 from ringfence.cli import checkpoint_keys
 from ringfence.cli.terminal import Progress
+from ringfence.config.private_files import sync_folder
 from ringfence.errors import CheckpointError, ConfigurationError
 
 Form = Literal["sealed", "dcp", "torch"]

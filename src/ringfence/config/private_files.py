@@ -79,6 +79,15 @@ def replace_file(path: StrPath, content: bytes, mode: int) -> None:
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
+def sync_folder(path: StrPath) -> None:
+    """Make renames within a folder durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_private(path: StrPath, what: str) -> bytes:
     """Read a file that no other user may open. `what` names it in messages. Raises ConfigurationError or OSError."""
     with open(path, "rb", opener=_without_waiting) as file:
@@ -158,11 +167,7 @@ def replace_secret_file(path: StrPath) -> None:
             os.replace(temporary, path)
     except OSError as error:
         raise ConfigurationError(f"cannot replace {os.fspath(path)}: {error.strerror}; it is unchanged") from error
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)  # without it, a crash could bring the old secret back
-    finally:
-        os.close(folder)
+    sync_folder(os.path.dirname(path) or ".")  # without it, a crash could bring the old secret back
 
 
 def _secret_line() -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +22,7 @@ from ringfence.admission import encoding
 from ringfence.admission.entry import WORLD_LIMIT, Entry, Listing
 from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.proofs import bundle, token
+from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.roster import roster_digest
 from ringfence.errors import ProtocolError, RecordError
 from ringfence.record import json_object
@@ -31,10 +31,8 @@ from ringfence.record.log import LogEntry
 from ringfence.record.log_file import Blobs
 
 FORMAT: Final = 1
-_SECRET: Final = 1  # the kind of proofs by shared secret, of which nothing but a digest is kept
 _PRESENTATION: Final = {"kind": int, "at": int, "preimage": str, "digest": str, "parts": list}
 _PART: Final = {"kind": int, "digest": str, "claims": list, "proof": str}
-_HEX: Final = re.compile(r"(?:[0-9a-f]{2})*")
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def _part(kind: int, proof: bytes, blobs: Blobs) -> Json:
     if kind == token.KIND:
         first, detached = token.decode(proof)
         found["claims"] = [blobs.put(_claims(each)) for each in (first, *detached.values())]
-    elif kind != _SECRET:
+    elif kind != SharedSecret.kind:
         found["proof"] = blobs.put(proof)
     return found
 
@@ -146,7 +144,7 @@ def verify(begin: LogEntry, blobs: Blobs) -> tuple[Listing, ...]:
     if said["format"] != FORMAT:
         raise RecordError(f"a log of format {said['format']}; this release reads format {FORMAT}")
     texts = [said[name] for name in ("roster", "policy", "key", "tls_key", "certified")]
-    if not all(_HEX.fullmatch(text) for text in texts) or said["suite"] not in range(256):
+    if not all(json_object.HEX.fullmatch(text) for text in texts) or said["suite"] not in range(256):
         raise RecordError("the first line is malformed: a value is not in hexadecimal form, or the suite is not a byte")
     roster, policy, record_key, tls_key, certified = map(bytes.fromhex, texts)
     try:

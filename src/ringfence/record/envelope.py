@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +24,6 @@ from ringfence.record.signing_key import key_id
 SIGNATURE_BYTES: Final = 64
 _ENVELOPE: Final = {"payload": str, "payloadType": str, "signatures": list}
 _SIGNATURE: Final = {"keyid": str, "sig": str}
-_KEY_ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def parse(content: bytes) -> Envelope:
     if len(document["signatures"]) != 1:
         raise RecordError(f"the envelope has {len(document['signatures'])} signatures, and must have one")
     signature = json_object.fields(document["signatures"][0], _SIGNATURE, "the signature")
-    if not _KEY_ID.fullmatch(signature["keyid"]):
+    if not json_object.SHA_256.fullmatch(signature["keyid"]):
         raise RecordError("the signature's keyid is not a SHA-256 digest in hexadecimal form")
     try:
         payload, made = (base64.b64decode(text, validate=True) for text in (document["payload"], signature["sig"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +12,8 @@ from ringfence.errors import RecordError
 
 Form = Mapping[str, type]  # of an object: the type of each name's value
 Json = dict[str, Any]
+HEX: Final = re.compile(r"(?:[0-9a-f]{2})*")  # texts that stand for bytes
+SHA_256: Final = re.compile(r"[0-9a-f]{64}")
 _NUMBERS: Final = 1 << 63
 _TYPES: Final = {
     str: "a text",

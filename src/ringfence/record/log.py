@@ -50,7 +50,6 @@ KINDS: Final[dict[str, Form]] = {
     SIGNATURE: {"signature": str},
 }
 _COMMON: Final = {"kind": str, "number": int, "previous": str, "at": int}
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE: Final = re.compile(r"[0-9a-f]{128}")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _ESCAPED: Final = rb"\ud"  # in a line that has a surrogate, if it is written as it should be
@@ -122,7 +121,7 @@ def parse(line: bytes) -> LogEntry:
         raise RecordError("not written as ringfence writes it: take the file as it was before a tool formatted it")
     if _ESCAPED in line:
         _check_texts(found)
-    if not _DIGEST.fullmatch(found["previous"]):
+    if not json_object.SHA_256.fullmatch(found["previous"]):
         raise RecordError("its `previous` is not a digest")
     fields = {name: found[name] for name in KINDS[kind]}
     return LogEntry(kind, found["number"], found["previous"], found["at"], fields)
@@ -194,7 +193,7 @@ class _Chain:
 
 
 def _public_key(text: str) -> Ed25519PublicKey:
-    if not _DIGEST.fullmatch(text):  # as long as one
+    if not json_object.SHA_256.fullmatch(text):  # as long as one
         raise RecordError("its key does not have the form of one")
     return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
 

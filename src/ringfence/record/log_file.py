@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
 from pathlib import Path
 from typing import Final
@@ -15,13 +14,12 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ringfence import keys
-from ringfence.config.private_files import replace_file
+from ringfence.config.private_files import replace_file, sync_folder
 from ringfence.errors import ConfigurationError, RecordError
 from ringfence.record import log
-from ringfence.record.json_object import Json
+from ringfence.record.json_object import SHA_256, Json
 
 BLOBS: Final = "blobs"
-_SHA_256: Final = re.compile(r"[0-9a-f]{64}")
 _RESERVED_LINES: Final = 4  # for the end, and for signatures
 
 
@@ -62,7 +60,7 @@ class Blobs:
 
     def get(self, name: object) -> bytes:
         """Return the content of a file. Raises RecordError if it is missing or is not what its name says."""
-        if not isinstance(name, str) or not _SHA_256.fullmatch(name):
+        if not isinstance(name, str) or not SHA_256.fullmatch(name):
             raise RecordError(f"{str(name)[:80]!r} is not the name of a file that a record refers to")
         try:
             with (self._folder / name).open("rb") as file:
@@ -83,7 +81,7 @@ class LogFile:
         self._key: Ed25519PrivateKey | None = key
         self._file = os.open(folder / name, flags, 0o600)
         os.fchmod(self._file, 0o600)
-        _sync_folder(folder)
+        sync_folder(folder)
         self._number = 0
         self._size = 0
         self._unsigned = b""
@@ -135,11 +133,3 @@ class LogFile:
 
 def _milliseconds() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

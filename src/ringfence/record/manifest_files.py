@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from ringfence import keys
+from ringfence.config.cores import usable_cores
 from ringfence.config.private_files import check_unshared
 from ringfence.errors import ConfigurationError, RecordError
 from ringfence.record import manifest
 from ringfence.record.manifest import Entry, Summary, Tree, name_text
 
 Progress = Callable[[int], None]  # is told of bytes that were hashed
-_THREADS: Final = min(16, len(os.sched_getaffinity(0)))
+_THREADS: Final = min(16, usable_cores())
 _AHEAD: Final = 8  # pieces for each thread
 _READ_BYTES: Final = 1 << 18
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -14,7 +13,6 @@ from ringfence.record.json_object import Json
 
 _STATEMENT: Final = {"_type": str, "subject": list, "predicateType": str, "predicate": dict}
 _SUBJECT: Final = {"name": str, "digest": dict}
-_SHA_256: Final = re.compile(r"[0-9a-f]{64}")
 SHA256: Final = "sha256"  #    of a file
 DIR_HASH: Final = "dirHash"  # SHA-256 of a list of files with their digests
 
@@ -63,6 +61,6 @@ def _subject(value: object) -> Subject:
     if len(found["digest"]) != 1:
         raise RecordError("a subject does not have exactly one digest")
     ((algorithm, digest),) = found["digest"].items()
-    if algorithm not in (SHA256, DIR_HASH) or not isinstance(digest, str) or not _SHA_256.fullmatch(digest):
+    if algorithm not in (SHA256, DIR_HASH) or not isinstance(digest, str) or not json_object.SHA_256.fullmatch(digest):
         raise RecordError(f"a subject's digest is neither {SHA256} nor {DIR_HASH} in hexadecimal form")
     return Subject(found["name"], algorithm, digest)

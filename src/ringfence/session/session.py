@@ -296,10 +296,15 @@ class _Start:
 
 def _proposed(table: Thresholds, settings: Settings, world_size: int) -> Thresholds:
     """Return the thresholds that rank 0 gives the run. A launcher says how many workers share this machine."""
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    workers = int(here) if here.isdecimal() and int(here) else world_size
+    workers = _workers_here() or world_size
     found = settings.channels or default_channels(usable_cores(), workers, speed_of(settings.host))
     return replace(table, channels=found)
+
+
+def _workers_here() -> int | None:
+    """Return how many workers the launcher started on this machine, if it says so."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(here) if here.isdecimal() else None
 
 
 def _check_channels(table: Thresholds, settings: Settings) -> None:
@@ -351,12 +356,12 @@ def _host_of(store: Any) -> str | None:
 
 def _warn_of_loopback(settings: Settings, world_size: int) -> None:
     """Warn of a loopback address in a run over several machines: /etc/hosts often maps the host name to it."""
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if settings.advertise or not here.isdecimal() or int(here) >= world_size:
+    here = _workers_here()
+    if settings.advertise or here is None or here >= world_size:
         return
     if ipaddress.ip_address(settings.host).is_loopback:
         _log.warning(
-            "this worker listens on %s, which other machines cannot reach, and torchrun started %s of %d workers here. If the "
+            "this worker listens on %s, which other machines cannot reach, and torchrun started %d of %d workers here. If the "
             "others are on other machines, set RINGFENCE_INTERFACE, or a MASTER_ADDR that is not a loopback address",
             settings.host,
             here,
