@@ -92,6 +92,7 @@ def beside() -> tuple[str, str, str]:
     try:
         return before, answer(ringfence.assert_sealed), type(mesh.get_group()).__name__
     finally:
+        dist.barrier()  # the other worker may still be connecting
         dist.destroy_process_group(group)
 
 
