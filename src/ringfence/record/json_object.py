@@ -14,7 +14,7 @@ Form = Mapping[str, type]  # of an object: the type of each name's value
 Json = dict[str, Any]
 HEX: Final = re.compile(r"(?:[0-9a-f]{2})*")  # texts that stand for bytes
 SHA_256: Final = re.compile(r"[0-9a-f]{64}")
-_NUMBERS: Final = 1 << 63
+NUMBERS: Final = 1 << 63
 _TYPES: Final = {
     str: "a text",
     int: "an integer",
@@ -49,5 +49,5 @@ def check_type(value: object, kind: type, what: str) -> None:
     """Raise RecordError unless a value has a type. A number of type float may be written without a fraction."""
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise RecordError(f"{what} is not {_TYPES[kind]}")
-    if isinstance(value, int | float) and not abs(value) < _NUMBERS:  # nor infinite, nor no number
+    if isinstance(value, int | float) and not abs(value) < NUMBERS:  # nor infinite, nor no number
         raise RecordError(f"{what} is too large")

@@ -20,7 +20,7 @@ from ringfence.record import json_object
 from ringfence.record.json_object import Form, Json
 
 FIRST: Final = keys.digest(keys.RECORD_LINE, b"")  # `previous` of the first line
-BEGIN, SIGNATURE, END = "begin", "signature", "end"
+BEGIN, PEERS, SIGNATURE, END = "begin", "peers", "signature", "end"
 KINDS: Final[dict[str, Form]] = {
     BEGIN: {
         "format": int,
@@ -42,7 +42,7 @@ KINDS: Final[dict[str, Form]] = {
     },
     "heads": {"list": str, "missing": int},
     "code": {"script": str, "digest": str, "arguments": str, "packages": str},
-    "peers": {"peers": list},
+    PEERS: {"peers": list},
     "checkpoint": {"action": str, "anchor": str},
     "lost": {"worker": int, "text": str},
     "rejoined": {"generation": str, "rank": int, "before": str},
@@ -50,6 +50,7 @@ KINDS: Final[dict[str, Form]] = {
     SIGNATURE: {"signature": str},
 }
 _COMMON: Final = {"kind": str, "number": int, "previous": str, "at": int}
+_COUNTS: Final = 7  # of a peer, with its rank
 _SIGNATURE: Final = re.compile(r"[0-9a-f]{128}")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _ESCAPED: Final = rb"\ud"  # in a line that has a surrogate, if it is written as it should be
@@ -76,9 +77,14 @@ class LogEntry:
 class Log:
     """A log whose chain and signatures were verified: its entries up to the last signature."""
 
-    entries: tuple[LogEntry, ...]  # without the signatures
-    head: bytes  #                   the digest of the last line that is kept, a signature
-    tail: int  #                     bytes after it, which were cut
+    entries: tuple[LogEntry, ...]  #     without the signatures and the counts of peers
+    peers: dict[int, tuple[int, ...]]  # the last counts of each peer
+    heads: tuple[bytes, ...]  #          the digest of each signature
+    tail: int  #                         bytes after the last one, which were cut
+
+    @property
+    def head(self) -> bytes:
+        return self.heads[-1]
 
     @property
     def begin(self) -> LogEntry:
@@ -123,8 +129,14 @@ def parse(line: bytes) -> LogEntry:
         _check_texts(found)
     if not json_object.SHA_256.fullmatch(found["previous"]):
         raise RecordError("its `previous` is not a digest")
+    if kind == PEERS and not all(map(_is_peer, found["peers"])):
+        raise RecordError(f"the counts of a peer are not {_COUNTS} numbers")
     fields = {name: found[name] for name in KINDS[kind]}
     return LogEntry(kind, found["number"], found["previous"], found["at"], fields)
+
+
+def _is_peer(each: object) -> bool:
+    return isinstance(each, list) and len(each) == _COUNTS and set(map(type, each)) == {int} and min(each) >= 0
 
 
 def _check_values(container: Json | list[Any], depth: int) -> None:
@@ -135,8 +147,11 @@ def _check_values(container: Json | list[Any], depth: int) -> None:
         kind = type(each)
         if kind is dict or kind is list:
             _check_values(each, depth - 1)
+        elif kind is int:
+            if not -json_object.NUMBERS < each < json_object.NUMBERS:
+                raise RecordError("a value is too large")
         elif kind is not str:
-            json_object.check_type(each, int, "a value")
+            raise RecordError("a value is not an integer or a text")
 
 
 def _check_texts(value: Any) -> None:
@@ -205,7 +220,9 @@ def read(stream: BinaryIO) -> Log:
     """
     chain, wrong = _Chain(), None
     entries: list[LogEntry] = []
-    signed, head = 0, FIRST  # how many entries the last signature covers
+    unsigned: list[LogEntry] = []
+    peers: dict[int, tuple[int, ...]] = {}
+    heads: list[bytes] = []
     size = kept = 0
     for line in iter(lambda: stream.readline(keys.RECORD_LINE_BYTES), b""):
         size += len(line)
@@ -220,12 +237,19 @@ def read(stream: BinaryIO) -> Log:
             if _MARK in line and line.endswith(b"\n"):
                 raise RecordError(f"entry {chain.number}: {wrong}")
         elif found.kind == SIGNATURE:
-            signed, head, kept = len(entries), chain.head, size
+            for entry in unsigned:
+                if entry.kind == PEERS:
+                    peers.update((each[0], tuple(each[1:])) for each in entry.fields["peers"])
+                else:
+                    entries.append(entry)
+            unsigned.clear()
+            heads.append(chain.head)
+            kept = size
         else:
-            entries.append(found)
-    if not signed:
+            unsigned.append(found)
+    if not heads:
         raise RecordError("nothing in it is signed, so it says nothing")
-    return Log(tuple(entries[:signed]), head, size - kept)
+    return Log(tuple(entries), peers, tuple(heads), size - kept)
 
 
 def last_signature(tail: bytes) -> bytes | None:

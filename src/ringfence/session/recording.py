@@ -218,7 +218,7 @@ class Recorder:
         blamed, error = self._engine.blamed, self._engine.failure
         return None if blamed is None else {"worker": blamed, "text": escape(str(error), _TEXT)}
 
-    def _append_peers(self, file: LogFile, before: list[Json]) -> list[Json]:
+    def _append_peers(self, file: LogFile, before: list[list[int]]) -> list[list[int]]:
         """Record the counters, if they have changed, and return them."""
         found = _peers(self._engine)
         for at in range(0, len(found) if found != before else 0, _PEERS):
@@ -244,17 +244,10 @@ class Recorder:
                 self._abort(AbortedError(f"{text}. The policy requires a record (record)"))
 
 
-def _peers(engine: Engine) -> list[Json]:
+def _peers(engine: Engine) -> list[list[int]]:
     return [_peer(each) for each in engine.counters().peers]
 
 
-def _peer(found: PeerCounters) -> Json:
-    return {
-        "worker": found.worker,
-        "sealed_sent": found.sealed_sent,
-        "sealed_received": found.sealed_received,
-        "shared_sent": found.local_sent,
-        "shared_received": found.local_received,
-        "wire_sent": found.wire_sent,
-        "wire_received": found.wire_received,
-    }
+def _peer(found: PeerCounters) -> list[int]:
+    sealed, shared = (found.sealed_sent, found.sealed_received), (found.local_sent, found.local_received)
+    return [found.worker, *sealed, *shared, found.wire_sent, found.wire_received]
