@@ -25,7 +25,7 @@ from ringfence_lab.plan.traces import trace
 from ringfence_lab.report.figure import ratio_of
 from ringfence_lab.report.labels import ratio_text
 from ringfence_lab.report.study import Study
-from ringfence_lab.report.tee import CONFIDENTIAL
+from ringfence_lab.report.tee import CONFIDENTIAL, SEALED
 from ringfence_lab.study.blocks import GRADIENT_BYTES
 from ringfence_lab.study.tee_cost import ring_seconds
 from scripts.generated import table
@@ -145,13 +145,14 @@ def steps(found: Study) -> str:
         values = [
             slowdown(devices, name, cap, seconds_of(name, HELD_OUT[name])),
             ratio_of(here, CONFIDENTIAL).median if here else math.nan,
+            ratio_of(here, SEALED).median if here else math.nan,
             slowdown(devices, name, cap, seconds_of(MODEL, SAMPLES)),
         ]
         usual += [values] if cap is None else []
         rows.append([name, _bucket(cap), all_reduces(cap, name), published, *map(_text, values)])
     means = map(_text, map(fmean, zip(*usual, strict=True)))
     rows.append(["mean, default buckets", "", "", PUBLISHED["average"], *means])
-    header = ("model", "buckets", "all-reduces", "published", "computed", "simulated", "computing alike")
+    header = ("model", "buckets", "all-reduces", "published", "computed", "simulated", "ringfence", "computing alike")
     about = (
         f"A mean of {PUBLISHED['average']} that contains {PUBLISHED['default']} is of at least {least_models()} models. "
         f"`{found.command}`, {found.days}."
