@@ -210,10 +210,10 @@ def _read_lists(data: bytes) -> None:
     authority, now = _authority(), certificates.now()
     for each in lists:
         assert each.describe().isprintable() and each.validity.end is not None and isinstance(each.serials, frozenset)
-    revocation = crl.CrlRule(86400, tuple(lists), frozenset({crl.identity(authority.certificate)}))
+    revocation = crl.CrlRule(86400, tuple(lists), frozenset({crl.identity(authority.certificate)}), Memory())
     try:
         chain = [x509.load_der_x509_certificate(_worker()[0]), authority.certificate]
-        revocation.check("the worker", chain, now, Memory())
+        revocation.check("the worker", chain, now)
     except AdmissionError:
         return
     signed = {x509.load_der_x509_crl(each).tbs_certlist_bytes for each in _lists()[:2]}
@@ -248,8 +248,8 @@ def _read_response(data: bytes) -> None:
     path = [each.certificate for each in ocsp_mint.path_of(_device(), _top())]
     others = [ocsp_status.read("another", each) for each in _responses()[1:3]]
     try:
-        revocation = ocsp_status.OcspRule(86400, (found, *others))
-        revocation.check("the device", [path[0], *path], nvidia_mint.NOW, Memory())
+        revocation = ocsp_status.OcspRule(86400, (found, *others), Memory())
+        revocation.check("the device", [path[0], *path], nvidia_mint.NOW)
     except AdmissionError:
         return
     signed = {ocsp.load_der_ocsp_response(each).tbs_response_bytes for each in _responses()}

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.peer_verification import Presentation
+from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.roster import roster_digest
 from ringfence.record import begin, log
 from ringfence.record.begin import JoinRecord
@@ -77,6 +78,7 @@ class Session:
         return JoinRecord(
             listings=self.listings,
             policy_digest=POLICY_DIGEST,
+            same_host="shared",
             suite=SUITE,
             table=TABLE,
             roster_digest=self.roster,
@@ -86,9 +88,9 @@ class Session:
         )
 
     def begin(self, rank: int, blobs: Blobs, presentation: Presentation | None = None) -> dict[str, Any]:
-        files = {"policy.toml": b"version = 1\n"}
+        policy = PolicyFile((), name="policy.toml", contents={"policy.toml": b"version = 1\n"})
         join, public = self.join(rank, presentation), self.public(rank)
-        return begin.fields_of(join, rank, public, blobs, policy_files=files, versions=VERSIONS, before="")
+        return begin.fields_of(join, rank, public, blobs, policy=policy, versions=VERSIONS, before="")
 
     def write(
         self, folder: Path, rank: int = 0, entries: Sequence[tuple[str, dict[str, Any]]] = ENTRIES, every: int = 1

@@ -44,7 +44,7 @@ def verify(by: Rules, who: Credential = WORKER, now: float | None = None) -> str
     claims, _ = certificate.verify_chain(replace(by, revocation=None), who.chain, moment)
     verified = certificate._verified_path(path, by, moment)
     assert not isinstance(verified, str)
-    by.revocation.check(claims.id, verified, moment, Memory())
+    replace(by.revocation, memory=Memory()).check(claims.id, verified, moment)
     return claims.id
 
 

@@ -254,7 +254,13 @@ def test_pure_parts_import_nothing_outside() -> None:
 
 @pytest.mark.processes
 def test_import_ringfence_needs_no_torch() -> None:
-    modules = ["ringfence", "ringfence.cli", "ringfence.cli.audit", *(f"ringfence.{name}" for name in PURE)]
+    modules = [
+        "ringfence",
+        "ringfence.cli",
+        "ringfence.cli.audit",
+        "ringfence.record.evidence",
+        *(f"ringfence.{name}" for name in PURE),
+    ]
     program = (
         f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\nsys.exit('torch' in sys.modules)"
     )

@@ -9,19 +9,21 @@ the parent could check the connection on which the proof was first presented.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.binding import PREIMAGE_BYTES, Binding, BindingFields, Role, parse_preimage, proof_digest
+from ringfence.admission.entry import Entry
 from ringfence.admission.messages import Proof
 from ringfence.admission.policy import SIGNING_KINDS, Evidence, Policy, verify
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import children_of, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 
-_CLOCKS_DIFFER: Final = 300  # seconds between workers' clocks; an expired credential gains at most that much
+CLOCKS_DIFFER: Final = 300  # seconds between workers' clocks; an expired credential gains at most that much
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class PeerVerifier:
         self._policy = policy.without_keys()
         self._roster = roster
         self._own = own
-        self._begin, self._end = formed - join_timeout - _CLOCKS_DIFFER, formed + _CLOCKS_DIFFER
+        self._begin, self._end = formed - join_timeout - CLOCKS_DIFFER, formed + CLOCKS_DIFFER
         self._verified: dict[int, bytes] = {}  # rank: the digest of its presentation
         self.presentation = b"" if presentation is None else presentation.encode()
 
@@ -110,29 +112,32 @@ class PeerVerifier:
 
     def _verify(self, rank: int, presentation: Presentation) -> None:
         entry, (kind, digest) = self._roster.entries[rank], self._roster.proofs[rank]
-        fields = parse_preimage(presentation.binding.preimage)
         if presentation.kind != kind:
             raise AdmissionError(f"its proof is of kind {presentation.kind}, where the roster says {kind}")
         if rank and proof_digest(kind, presentation.binding, presentation.proof) != digest:
             raise AdmissionError("its proof is not the one in the roster")
-        self._check_roles(rank, fields)
-        if (fields.entry_digest, fields.prover_key) != (entry.digest, entry.tls_key_digest):
-            raise AdmissionError("its proof was made for another entry than the one in the roster")
-        if fields.verifier_key != self._roster.entries[fields.verifier].tls_key_digest:
-            raise AdmissionError(f"its proof was presented to another worker than rank {fields.verifier} in the roster")
+        check_binding(presentation.binding, rank, self._roster.entries)
         if not self._begin <= presentation.at <= self._end:
             raise AdmissionError("its proof was not presented while this run formed: compare the clocks")
         verify(self._policy, Evidence(entry, kind, presentation.proof, presentation.binding, at=presentation.at))
 
-    def _check_roles(self, rank: int, fields: BindingFields) -> None:
-        """Check that the proof was presented to the parent; by rank 0, which has none, to a child."""
-        parent = parent_of(rank)
-        if parent is not None:
-            right = (fields.role, fields.prover, fields.verifier) == (Role.CHILD, rank, parent)
-        else:
-            children = children_of(0, len(self._roster.entries))
-            right = (fields.role, fields.prover) == (Role.PARENT, 0) and fields.verifier in children
-        if not right:
-            raise AdmissionError(
-                f"its proof was made by rank {fields.prover} as a {fields.role.name.lower()}, for rank {fields.verifier}"
-            )
+
+def check_binding(binding: Binding, rank: int, entries: Sequence[Entry]) -> BindingFields:
+    """Check that a proof with this binding was made by a worker of the roster, for its parent; by rank 0, for a child.
+
+    It covers the entry, and with it the key that the worker was admitted with. Raises AdmissionError or ProtocolError.
+    """
+    fields, entry, parent = parse_preimage(binding.preimage), entries[rank], parent_of(rank)
+    if parent is not None:
+        right = (fields.role, fields.prover, fields.verifier) == (Role.CHILD, rank, parent)
+    else:
+        right = (fields.role, fields.prover) == (Role.PARENT, 0) and fields.verifier in children_of(0, len(entries))
+    if not right:
+        raise AdmissionError(
+            f"its proof was made by rank {fields.prover} as a {fields.role.name.lower()}, for rank {fields.verifier}"
+        )
+    if (fields.entry_digest, fields.prover_key) != (entry.digest, entry.tls_key_digest):
+        raise AdmissionError("its proof was made for another entry than the one in the roster")
+    if fields.verifier_key != entries[fields.verifier].tls_key_digest:
+        raise AdmissionError(f"its proof was presented to another worker than rank {fields.verifier} in the roster")
+    return fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, NoReturn, Protocol, runtime_checkable
+from typing import Any, Final, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from ringfence import keys
 from ringfence.admission import encoding
@@ -20,6 +20,8 @@ SIGNING_KINDS: Final = frozenset({1, 2})
 INSTANT_KINDS: Final = frozenset({1})
 
 Clock = Callable[[], float]  # seconds since 1970; passed to verifiers, because this package reads no clock
+T = TypeVar("T")
+P = TypeVar("P", "Evidence", Listing)
 
 
 @dataclass(frozen=True)
@@ -196,17 +198,12 @@ def verify(policy: Policy, presented: Evidence | Listing) -> Admitted:
         if verifier.kind != presented.kind:
             continue
         try:
-            name = verifier.verify(presented) if isinstance(presented, Evidence) else verifier.verify_listing(presented)
+            if isinstance(presented, Evidence):
+                name = ask(verifier.verify, presented)
+            else:
+                name = ask(verifier.verify_listing, presented)
         except AdmissionError as error:
             objections.append(error)
-            continue
-        except BaseException as error:
-            # Libraries raise undocumented exceptions for bytes that a peer chose. That peer is refused, and no other is
-            # affected. A panic inside a library is not an Exception in Python.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            text = f"rank {presented.entry.rank} presents evidence that cannot be verified ({type(error).__name__})"
-            objections.append(AdmissionError(text))
             continue
         return Admitted(presented.entry, verifier.name, _TOKEN, name or "")
     if objections:
@@ -220,6 +217,21 @@ def verify(policy: Policy, presented: Evidence | Listing) -> Admitted:
         f"{to_peer}; this worker's policy accepts: {accepted}",
         to_peer=f"{to_peer}, which this worker's policy does not accept",
     )
+
+
+def ask(verify: Callable[[P], T], presented: P) -> T:
+    """Return what a verifier finds. Raises AdmissionError, also for what is presented and makes a library fail."""
+    try:
+        return verify(presented)
+    except AdmissionError:
+        raise
+    except BaseException as error:
+        # Libraries raise undocumented exceptions for bytes that a peer chose. That peer is refused, and no other is affected.
+        # A panic inside a library is not an Exception in Python.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        text = f"rank {presented.entry.rank} presents evidence that cannot be verified ({type(error).__name__})"
+        raise AdmissionError(text) from error
 
 
 Verdict = Admitted | AdmissionError

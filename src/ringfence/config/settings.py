@@ -211,12 +211,10 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 # -- policy and credentials -----------------------------------------------------------------------------------------
 
 
-def load_policy(path: StrPath, contents: dict[str, bytes] | None = None) -> PolicyFile:
-    """Read a policy file and all files that it names, relative to its own folder. Raises PolicyError.
-
-    What was read is added to `contents`, by the names in the policy.
-    """
-    name, folder, found = os.fspath(path), Path(path).parent, {} if contents is None else contents
+def load_policy(path: StrPath) -> PolicyFile:
+    """Read a policy file and all files that it names, relative to its own folder. Raises PolicyError."""
+    name, folder = os.fspath(path), Path(path).parent
+    found: dict[str, bytes] = {}
 
     def read(file: str, limit: int) -> bytes:
         found[file] = read_unshared(folder / file, limit)
@@ -228,7 +226,8 @@ def load_policy(path: StrPath, contents: dict[str, bytes] | None = None) -> Poli
         raise PolicyError(
             f"cannot read the policy {name}: {error.strerror}; `ringfence policy new` makes one"
         ) from error
-    return kinds.read(text, read, name, lambda file: list_unshared(folder / file))
+    policy = kinds.read(text, read, name, lambda file: list_unshared(folder / file))
+    return replace(policy, name=Path(path).name, contents=found)
 
 
 def load_credential(certificate: StrPath, key: StrPath) -> Credential:

@@ -21,6 +21,7 @@ from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.entry import WORLD_LIMIT, Entry, Listing
 from ringfence.admission.peer_verification import Presentation
+from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.proofs import bundle, token
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.roster import roster_digest
@@ -41,6 +42,7 @@ class JoinRecord:
 
     listings: tuple[Listing, ...]
     policy_digest: bytes
+    same_host: str  #                    that of the policy, or stricter by RINGFENCE_SAME_HOST
     suite: int
     table: bytes
     roster_digest: bytes
@@ -60,11 +62,12 @@ def fields_of(
     record_key: bytes,
     blobs: Blobs,
     *,
-    policy_files: Mapping[str, bytes],
+    policy: PolicyFile | None,
     versions: Mapping[str, str],
     before: str,
 ) -> Json:
     """Return the fields of the first line, and write the files that it refers to. `before`: the head of the previous log."""
+    contents = {} if policy is None else policy.contents
     own = join.listings[rank].entry
     return {
         "format": FORMAT,
@@ -79,7 +82,9 @@ def fields_of(
         "suite": join.suite,
         "table": blobs.put(join.table),
         "policy": join.policy_digest.hex(),
-        "policy_files": {name: blobs.put(content) for name, content in policy_files.items()},
+        "same_host": join.same_host,
+        "policy_file": "" if policy is None else policy.name,
+        "policy_files": {name: blobs.put(content) for name, content in contents.items()},
         "presentation": {} if join.presentation is None else _presentation(join.presentation, blobs),
         "versions": dict(versions),
         "before": before,

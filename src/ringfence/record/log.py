@@ -35,6 +35,8 @@ KINDS: Final[dict[str, Form]] = {
         "suite": int,
         "table": str,
         "policy": str,
+        "same_host": str,
+        "policy_file": str,
         "policy_files": dict,
         "presentation": dict,
         "versions": dict,

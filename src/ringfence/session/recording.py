@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ringfence import keys
 from ringfence.admission.encoding import escape
-from ringfence.config.settings import Settings, load_policy
+from ringfence.config.settings import Settings
 from ringfence.errors import AbortedError, ConfigurationError, ProtocolError, RecordError, RingfenceError
 from ringfence.log import LOGGER as _log
 from ringfence.record import begin, code, folder, heads, log
@@ -74,9 +74,7 @@ class Recorder:
         """Make the folder and the key. Raises ConfigurationError if the folder cannot be used."""
         assert settings.record is not None
         self._folder, self._required = settings.record, settings.record_required
-        self._policy_files: dict[str, bytes] = {}
-        if settings.policy_path is not None:
-            load_policy(settings.policy_path, self._policy_files)
+        self._policy = settings.policy  # with its files as they are used at this join
         open_folder(self._folder)
         self._key: Ed25519PrivateKey | None = Ed25519PrivateKey.generate()
         self.public_key = self._key.public_key().public_bytes_raw()
@@ -149,9 +147,9 @@ class Recorder:
         assert self._key is not None
         before = folder.previous_head(self._folder, own.run_id, rank)
         fields = begin.fields_of(
-            join, rank, self.public_key, blobs, policy_files=self._policy_files, versions=versions, before=before
+            join, rank, self.public_key, blobs, policy=self._policy, versions=versions, before=before
         )
-        self._policy_files.clear()
+        self._policy = None
         self._file = file = LogFile(self._folder, log_name(join.roster_digest, rank), self._key)
         file.append(log.BEGIN, fields)
         if _previous is not None and _previous.run_id == own.run_id:

@@ -16,7 +16,7 @@ The module that verifies a kind of proof also reads its table; this module combi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ringfence.admission.policy import PolicyTerms
@@ -56,6 +56,8 @@ class PolicyFile(PolicyTerms):
     """A policy file, with the files that it names read in."""
 
     rules: tuple[Rule, ...]
+    name: str = field(default="", compare=False)  # its own, in its folder
+    contents: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)  # of it and of those files
 
     @property
     def kinds(self) -> tuple[str, ...]:

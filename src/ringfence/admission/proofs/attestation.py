@@ -43,8 +43,12 @@ class AttestationVerifier(ABC, Generic[R]):
         return self._rules.content()
 
     def verify(self, evidence: Evidence) -> None:
+        self.claims(evidence)
+
+    def claims(self, evidence: Evidence) -> object:
+        """Verify as `verify` does, and return what was found."""
         try:
-            self._verify(evidence.proof, evidence.binding.digest, evidence.moment(self._clock))
+            return self._verify(evidence.proof, evidence.binding.digest, evidence.moment(self._clock))
         except AdmissionError as error:
             rank = f"rank {evidence.entry.rank}: "
             raise error.with_prefix(rank if self.sources else f"{self.name} refuses {rank}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Final
@@ -138,6 +138,7 @@ class CrlRule:
     max_age: int  # seconds
     lists: tuple[Crl, ...]
     authorities: frozenset[bytes]  # identities of authorities under which every certificate needs a list
+    memory: Memory = field(default=freshness.PROCESS, compare=False, repr=False)
 
     @classmethod
     def read(
@@ -153,14 +154,14 @@ class CrlRule:
         return cls(max_age, lists, frozenset(identities))
 
     @classmethod
-    def merge(cls, found: Iterable[CrlRule]) -> CrlRule | None:
+    def merge(cls, found: Iterable[CrlRule], memory: Memory) -> CrlRule | None:
         """Return the strictest: all lists, all authorities and the smallest age. None: there are none."""
         rules = list(found)
         if not rules:
             return None
         lists = dict.fromkeys(each for rule in rules for each in rule.lists)
         authorities = frozenset[bytes]().union(*(rule.authorities for rule in rules))
-        return cls(min(rule.max_age for rule in rules), tuple(lists), authorities)
+        return cls(min(rule.max_age for rule in rules), tuple(lists), authorities, memory)
 
     @cached_property
     def _by_issuer(self) -> dict[bytes, list[Crl]]:
@@ -182,9 +183,7 @@ class CrlRule:
             max(self._signed_by(issuer, named), key=lambda each: each.validity.order, default=None) if named else None
         )
 
-    def check(
-        self, name: str, chain: Sequence[x509.Certificate], now: float, memory: Memory = freshness.PROCESS
-    ) -> None:
+    def check(self, name: str, chain: Sequence[x509.Certificate], now: float) -> None:
         """Check a verified chain, leaf first and authority last. `name` is the leaf's. Raises AdmissionError.
 
         Every certificate but the last needs a list if the authority is one of a rule with lists. Otherwise, a list
@@ -197,7 +196,7 @@ class CrlRule:
                 what = f"the certificate of authority {describe_name(certificate.subject)}, above that of {name},"
             newest = self._newest(certificate, issuer, what, is_required)
             if newest is not None:
-                self._check_one(newest, certificate, issuer, what, now, memory)
+                self._check_one(newest, certificate, issuer, what, now)
 
     def _newest(
         self, certificate: x509.Certificate, issuer: x509.Certificate, what: str, is_required: bool
@@ -231,19 +230,13 @@ class CrlRule:
         return self._signed[issuer]
 
     def _check_one(
-        self,
-        newest: Crl,
-        certificate: x509.Certificate,
-        issuer: x509.Certificate,
-        what: str,
-        now: float,
-        memory: Memory,
+        self, newest: Crl, certificate: x509.Certificate, issuer: x509.Certificate, what: str, now: float
     ) -> None:
         by = describe_name(issuer.subject)
         if certificate.serial_number in newest.serials:
             raise AdmissionError(f"{what} was revoked by {by}{_details(newest, certificate)}: it needs a new one")
         scope = None if newest.scope is None else newest.scope.public_bytes()
-        memory.check((identity(issuer), scope), newest.validity, f"the list of revoked certificates of {by}")
+        self.memory.check((identity(issuer), scope), newest.validity, f"the list of revoked certificates of {by}")
         if (objection := newest.validity.objection(self.max_age, now, KEY)) is not None:
             raise _unusable(f"the {newest.describe()} {objection}: fetch the current one")
 

@@ -18,6 +18,7 @@ from ringfence.admission.proofs import (
     bundle,
     certificate,
     crl,
+    freshness,
     identity,
     nvidia,
     ocsp_status,
@@ -52,13 +53,19 @@ KINDS: Final[dict[str, ProofKind]] = {
 }
 
 
-def read(text: bytes, files: Read, where: str = "the policy", list_folder: ListFolder = no_folders) -> PolicyFile:
-    """Read a policy file that may ask for any kind of proof."""
+def read(
+    text: bytes,
+    files: Read,
+    where: str = "the policy",
+    list_folder: ListFolder = no_folders,
+    memory: freshness.Memory = freshness.PROCESS,
+) -> PolicyFile:
+    """Read a policy file that may ask for any kind of proof. `memory`: of the newest lists, to notice an older one."""
     file = read_policy(text, files, {name: kind.read_rules for name, kind in KINDS.items()}, where, list_folder)
-    return _share_revocations(file, where)
+    return _share_revocations(file, where, memory)
 
 
-def _share_revocations(file: PolicyFile, where: str) -> PolicyFile:
+def _share_revocations(file: PolicyFile, where: str, memory: freshness.Memory = freshness.PROCESS) -> PolicyFile:
     """Give each rule the collateral and the revocations of all rules.
 
     Any one rule admits a worker, so a revocation in one of them must count in the others.
@@ -68,10 +75,10 @@ def _share_revocations(file: PolicyFile, where: str) -> PolicyFile:
     revoked = dict.fromkeys(each for rules in found if isinstance(rules, snp.Rules) for each in rules.revoked)
     serials = frozenset(each for rules in found if isinstance(rules, nvidia.Rules) for each in rules.revoked)
     lists = crl.CrlRule.merge(
-        rules.revocation for rules in found if isinstance(rules, certificate.Rules) and rules.revocation is not None
+        (rules.revocation for rules in found if isinstance(rules, certificate.Rules) and rules.revocation), memory
     )
     responses = ocsp_status.OcspRule.merge(
-        rules.revocation for rules in found if isinstance(rules, nvidia.Rules) and rules.revocation is not None
+        (rules.revocation for rules in found if isinstance(rules, nvidia.Rules) and rules.revocation), memory
     )
     try:
         tdx_collateral.check_agreement(collateral)

@@ -8,7 +8,7 @@ the policy says how old it may be.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
@@ -120,6 +120,7 @@ class OcspRule:
 
     max_age: int  # seconds
     responses: tuple[Response, ...]
+    memory: Memory = field(default=freshness.PROCESS, compare=False, repr=False)
 
     @classmethod
     def read(cls, files: Iterable[tuple[str, bytes]] | None, max_age: int | None) -> OcspRule | None:
@@ -131,13 +132,13 @@ class OcspRule:
         return cls(max_age, tuple(read(name, content) for name, content in files))
 
     @classmethod
-    def merge(cls, found: Iterable[OcspRule]) -> OcspRule | None:
+    def merge(cls, found: Iterable[OcspRule], memory: Memory) -> OcspRule | None:
         """Return the strictest: all responses and the smallest age. None: there are none."""
         rules = list(found)
         if not rules:
             return None
         responses = dict.fromkeys(each for rule in rules for each in rule.responses)
-        return cls(min(rule.max_age for rule in rules), tuple(responses))
+        return cls(min(rule.max_age for rule in rules), tuple(responses), memory)
 
     @cached_property
     def _by_serial(self) -> dict[int, list[tuple[Response, Status]]]:
@@ -152,16 +153,12 @@ class OcspRule:
         """Responses and the issuers for which their signatures were verified."""
         return set()
 
-    def check(
-        self, device: str, chain: Sequence[x509.Certificate], now: float, memory: Memory = freshness.PROCESS
-    ) -> None:
+    def check(self, device: str, chain: Sequence[x509.Certificate], now: float) -> None:
         """Check every certificate of a verified chain but the first and the root, which is last. Raises AdmissionError."""
         for certificate, issuer in pairwise(chain[1:]):
-            self._check_one(device, certificate, issuer, now, memory)
+            self._check_one(device, certificate, issuer, now)
 
-    def _check_one(
-        self, device: str, certificate: x509.Certificate, issuer: x509.Certificate, now: float, memory: Memory
-    ) -> None:
+    def _check_one(self, device: str, certificate: x509.Certificate, issuer: x509.Certificate, now: float) -> None:
         what = f"certificate {certificate.serial_number:X} of {device}"
         known = self._by_serial.get(certificate.serial_number, ())
         about = [(response, status) for response, status in known if status.is_about(certificate, issuer)]
@@ -178,7 +175,7 @@ class OcspRule:
             raise AdmissionError(f"NVIDIA has revoked {what}{date}: use another GPU")
         if newest.status is not ocsp.OCSPCertStatus.GOOD:
             raise AdmissionError(f"the status of {what} is unknown to NVIDIA's responder")
-        memory.check((identity(issuer), newest.serial), newest.validity, f"the OCSP response for {what}")
+        self.memory.check((identity(issuer), newest.serial), newest.validity, f"the OCSP response for {what}")
         if (objection := newest.validity.objection(self.max_age, now, KEY)) is not None:
             raise _unusable(f"the OCSP response for {what} in {response.name!a} {objection}: {FETCH}", what)
 

@@ -361,7 +361,7 @@ class JoinLoop:
             inside_machine=self._policy.inside_machine,
             local=local,
             verified_at=boot_seconds() if self._verified_at is None else self._verified_at,
-            record=record_of(session, self._entry, self._policy.digest, self._presentation, self._credentials),
+            record=record_of(session, self._entry, self._policy, self._presentation, self._credentials),
         )
 
     def _peer_verifier(self, roster: Roster) -> PeerVerifier | None:

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence import keys
 from ringfence.admission.entry import Entry
 from ringfence.admission.peer_verification import PeerVerifier, Presentation
+from ringfence.admission.policy import Policy
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import AgreedSession
 from ringfence.record.begin import JoinRecord, certified_bytes
@@ -60,7 +61,7 @@ class Membership:
 
 
 def record_of(
-    session: AgreedSession, own: Entry, policy: bytes, presentation: Presentation | None, credentials: Credentials
+    session: AgreedSession, own: Entry, policy: Policy, presentation: Presentation | None, credentials: Credentials
 ) -> JoinRecord | None:
     """Return what a record keeps of a join, with the TLS key's signature of the record's key; None without a record."""
     if credentials.record_key is None:
@@ -68,7 +69,8 @@ def record_of(
     signed = certified_bytes(own.digest, session.roster.digest, credentials.record_key)
     return JoinRecord(
         listings=session.listings,
-        policy_digest=policy,
+        policy_digest=policy.digest,
+        same_host=policy.same_host,
         suite=session.suite,
         table=session.table,
         roster_digest=session.roster.digest,
