@@ -10,6 +10,7 @@ manifest_files.py  folders, hashed into a manifest or compared with one
 log.py           the log of a worker in a session: its chain and its signatures
 log_file.py      writes a log, and the files that it refers to by digest
 begin.py         the first line of a log: whose it is, and the roster
+evidence.py      what a worker presented at its join, verified as of that time
 heads.py         the heads of all workers' previous logs, which each records
 folder.py        all logs of a folder
 json_object.py   JSON with fixed names
