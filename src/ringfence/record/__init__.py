@@ -13,5 +13,6 @@ begin.py         the first line of a log: whose it is, and the roster
 evidence.py      what a worker presented at its join, verified as of that time
 heads.py         the heads of all workers' previous logs, which each records
 folder.py        all logs of a folder
+agreement.py     compares what both endpoints of each connection recorded
 json_object.py   JSON with fixed names
 """
