@@ -98,13 +98,15 @@ RECORD_BYTES: Final = 1 << 20  # of a signed record; one of a self-test is 20,00
 DATA_PIECE_BYTES: Final = 64 << 20  # of a file in a data manifest: hashed by one thread, and once if a run is resumed
 DATA_NAME_BYTES: Final = 4096  # of a file in a data manifest, with its folders
 RECORD_LINE_BYTES: Final = 1 << 18  # of a line in a run's log, with its newline
-RECORD_LINES: Final = 1 << 20  # of a log: a year of one worker's counters
+RECORD_LINES: Final = 1 << 20  # of a log: eight months of one worker's counters
 RECORD_LOG_BYTES: Final = 1 << 30
 RECORD_BLOB_BYTES: Final = 1 << 28  # of a file that a log refers to; the roster of 2**16 workers has 2**27
 RECORD_DEPTH: Final = 5  # of lists and objects in a line
 RECORD_SIGN_SECONDS: Final = 1.0  # from an entry to the signature that covers it
 RECORD_QUEUE: Final = 1024  # entries that wait for the disk; further ones are lost, which is an error
 RECORD_PEERS_SECONDS: Final = 60.0  # between two entries of counters
+RECORD_POINT_FRAMES: Final = 1 << 16  # of a connection, between two points at which its endpoints can be compared
+RECORD_POINTS: Final = 64  # that wait to be recorded, for each direction: of 70,000 frames a second
 RECORD_HEADS_SECONDS: Final = 60.0  # for all workers to publish the heads of their previous logs
 
 # Key agreement groups of TLS in the order of preference. Hybrid: an attacker who records connections now and has a quantum
@@ -182,6 +184,8 @@ RECORD_SIGNATURE: Final = _label("record signature")
 RECORD_KEY: Final = _label("record key")
 RECORD_HEAD: Final = _label("record previous head")
 RECORD_STORE: Final = _label("record store key")
+RECORD_CONNECTION: Final = _label("record connection")
+RECORD_FRAMES: Final = _label("record frames")
 
 # Types in signed records (spec/record.md). The first two are those of in-toto, the others are ours.
 RECORD_PAYLOAD: Final = "application/vnd.in-toto+json"

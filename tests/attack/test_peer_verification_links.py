@@ -140,7 +140,7 @@ def send_hello(world: World) -> tuple[MemoryStream, Shaken]:
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES
     found, secrets = world.engines[5].keys.confirm(greeting, reply)
-    return stream, Shaken(found, *secrets)
+    return stream, Shaken(found, secrets.forth, secrets.back)
 
 
 def confirm(world: World, stream: MemoryStream, secrets: Shaken) -> bytes:

@@ -360,7 +360,9 @@ def test_a_connection_on_its_way_to_a_channel_is_not_missed(monkeypatch: pytest.
     monkeypatch.setattr(channel, "post", posted.append)
     group = bytes(DIGEST_BYTES)  # one that this worker has not created yet
     hello = LinkHello(1, 0, Lane.COLLECTIVE, group, bytes(NONCE_BYTES), channel=1)
-    channel.adopt(Arrival(hello, world.wires.connect(1, 0), LinkSecrets(Secret(bytes(32)), Secret(bytes(32)))))
+    channel.adopt(
+        Arrival(hello, world.wires.connect(1, 0), LinkSecrets(Secret(bytes(32)), Secret(bytes(32)), bytes(32)))
+    )
     assert channel.is_connecting(1, Lane.COLLECTIVE, group)
     assert not channel.is_connecting(1, Lane.COLLECTIVE, bytes([1]) * DIGEST_BYTES)
     posted.pop()()

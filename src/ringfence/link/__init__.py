@@ -5,5 +5,6 @@ seal.py            AES-256-GCM with counters and a key ratchet: where a frame's 
 frames.py          the header of a frame, and the description of a call
 segments.py        how a chunk is divided
 evidence_frame.py  the proofs of a peer verification
+tag_chain.py       hashes over the tags of all frames, for a record of the run
 unsealed.py        frames inside one machine
 """

@@ -79,6 +79,7 @@ class LinkSecrets(NamedTuple):
 
     forth: Secret  # dialler to acceptor
     back: Secret  #  acceptor to dialler
+    connection: bytes  # its name in a record, which is not secret
 
 
 class LinkHandshake:
@@ -109,7 +110,8 @@ class LinkHandshake:
         transcript = keys.digest(keys.LINK_KEM, kem_key, ciphertext)
         ikm = Secret(self._x25519 + kem_secret + self._session_key.reveal())
         secret = keys.derive(ikm, salt=self._nonces, info=keys.LINK_SECRET + self._place + transcript)
-        return LinkSecrets(forth=keys.expand(secret, keys.LINK_FORTH), back=keys.expand(secret, keys.LINK_BACK))
+        forth, back = keys.expand(secret, keys.LINK_FORTH), keys.expand(secret, keys.LINK_BACK)
+        return LinkSecrets(forth, back, connection=keys.digest(keys.RECORD_CONNECTION, self._place, self._nonces))
 
 
 def write_hello(session_key: Secret, hello: LinkHello) -> bytes:

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
-from ringfence.keys import COUNTER_LIMIT, IV_BYTES, KEY_BYTES, KEY_PHASE_SHIFT, Secret
+from ringfence.keys import COUNTER_LIMIT, IV_BYTES, KEY_BYTES, KEY_PHASE_SHIFT, TAG_BYTES, Secret
+from ringfence.link.tag_chain import TagChain
 
 Buffer = bytes | bytearray | memoryview
 
@@ -29,11 +30,12 @@ def wipe(target: memoryview) -> None:
 class _Direction:
     """The state that sealer and opener of one direction keep in sync."""
 
-    __slots__ = ("_cipher", "_iv", "_secret", "counter", "key_phase")
+    __slots__ = ("_cipher", "_iv", "_secret", "chain", "counter", "key_phase")
 
     def __init__(self, secret: Secret) -> None:
         self.counter = 0
         self.key_phase = 0
+        self.chain: TagChain | None = None  # if the session is recorded
         self._secret = secret
         self._cipher, self._iv = _cipher(secret)
 
@@ -59,6 +61,8 @@ class _Direction:
     def forget(self) -> None:
         """Delete the keys when the connection ends. Later calls raise, also through other references to this object."""
         self.counter = COUNTER_LIMIT
+        if self.chain is not None:
+            self.chain.end()
         for name in ("_secret", "_cipher", "_iv"):
             if hasattr(self, name):
                 delattr(self, name)
@@ -83,13 +87,18 @@ class Sealer(_Direction):
             raise ProtocolError("a forked child cannot use the links of its parent")
         nonce = self._nonce()
         self._cipher.encrypt_into(nonce, plaintext, header, target)
+        if self.chain is not None:
+            self.chain.add(header[0], target[-TAG_BYTES:])
 
     def tag(self, authenticated: Buffer) -> bytes:
         """Return a tag over bytes that are sent unencrypted."""
         if not self._alive[0]:
             raise ProtocolError("a forked child cannot use the links of its parent")
         nonce = self._nonce()
-        return self._cipher.encrypt(nonce, b"", bytes(authenticated))
+        tag = self._cipher.encrypt(nonce, b"", bytes(authenticated))
+        if self.chain is not None:
+            self.chain.add(authenticated[0], tag)
+        return tag
 
 
 class Opener(_Direction):
@@ -105,6 +114,8 @@ class Opener(_Direction):
         except InvalidTag:
             wipe(target)
             raise AuthenticationError("a frame does not authenticate") from None
+        if self.chain is not None:
+            self.chain.add(header[0], sealed[-TAG_BYTES:])
 
     def check(self, authenticated: Buffer, tag: Buffer) -> None:
         """Verify a tag over bytes that were sent unencrypted. Raises AuthenticationError."""
@@ -113,6 +124,8 @@ class Opener(_Direction):
             self._cipher.decrypt(nonce, bytes(tag), bytes(authenticated))
         except InvalidTag:
             raise AuthenticationError("a frame does not authenticate") from None
+        if self.chain is not None:
+            self.chain.add(authenticated[0], tag)
 
 
 class OriginKeys:

@@ -12,6 +12,7 @@ from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import Secret
 from ringfence.link.hello import Confirm, LinkHandshake, LinkHello, LinkSecrets, Reply, read_hello, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
+from ringfence.link.tag_chain import TagChains
 from ringfence.transport.fork import ALIVE
 
 
@@ -34,6 +35,7 @@ class LinkKeys:
         self._public_keys = public_keys
         self._shared: dict[int, bytes] = {}  # by worker
         self._kem: tuple[MLKEM768PrivateKey, bytes] | None = None  # with its public key
+        self.chains: TagChains | None = None  # if the session is recorded
 
     def hello_bytes(self, hello: LinkHello) -> bytes:
         """Return a hello with its MAC."""
@@ -112,6 +114,11 @@ class LinkKeys:
     def opener(self, secret: Secret) -> Opener:
         """Return the opener of one direction of a connection."""
         return Opener(secret)
+
+    def record_tags(self) -> TagChains:
+        """Chain the tags on all connections that are made from now on, and return the chains."""
+        self.chains = TagChains()
+        return self.chains
 
     def origin_keys(self, instance: Secret, rank: int) -> OriginKeys:
         """Return the keys for segments that are sealed once and forwarded, from a group's instance secret."""

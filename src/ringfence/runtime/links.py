@@ -206,6 +206,9 @@ class Link(choice.Endpoint):
         out, into = (secrets.forth, secrets.back) if dialler else (secrets.back, secrets.forth)
         self.sealer = self.context.keys.sealer(out)
         self.opener = self.context.keys.opener(into)
+        if (chains := self.context.keys.chains) is not None:
+            added = chains.add(self.worker, secrets.connection, self.context.channel)
+            self.sealer.chain, self.opener.chain = added
         self.open = True
 
     def _forged(self) -> AuthenticationError:

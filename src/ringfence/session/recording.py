@@ -36,7 +36,7 @@ from ringfence.session.join.background import Background
 from ringfence.transport.fork import register_fork_cleanup
 
 _TEXT: Final = 4096  # characters of an error that are recorded
-_PEERS: Final = 256  # in one entry
+_LISTED: Final = 256  # peers or points in one entry
 _BATCH_SECONDS: Final = keys.RECORD_SIGN_SECONDS / 2  # between two signatures
 _COLLECT_SECONDS: Final = 2.0  # that the end of a session waits for what is collected at its begin
 _CLOSE_SECONDS: Final = 10.0  # that the end of a session may take on a slow disk
@@ -91,6 +91,7 @@ class Recorder:
     def begin(self, store: Store, join: JoinRecord, engine: Engine, abort: Callable[[AbortedError], None]) -> None:
         """Start writing, in another thread. `abort` ends the session if the policy requires what cannot be written."""
         self._store, self._join, self._engine, self._abort = store, join, engine, abort
+        self._chains = engine.keys.record_tags()
         self._thread = threading.Thread(target=self._run, name="ringfence record", daemon=True)
         self._thread.start()
 
@@ -184,7 +185,7 @@ class Recorder:
                 file.append("lost", said)
             if time.monotonic() >= peers_due:
                 peers_due += keys.RECORD_PEERS_SECONDS
-                peers = self._append_peers(file, peers)
+                peers = self._append_traffic(file, peers)
             self._write(file)
             self._closing.wait(_BATCH_SECONDS)  # so that a signature covers many entries
         self._collected.wait(_COLLECT_SECONDS)
@@ -194,7 +195,7 @@ class Recorder:
         failure = self._failure()
         if failure is not None and not lost:
             file.append("lost", failure)
-        self._append_peers(file, peers)
+        self._append_traffic(file, peers)
         how = "left" if failure is None else "failed"
         file.append(log.END, {"how": how, "text": "" if failure is None else failure["text"]})
         self._sign(file)
@@ -216,11 +217,14 @@ class Recorder:
         blamed, error = self._engine.blamed, self._engine.failure
         return None if blamed is None else {"worker": blamed, "text": escape(str(error), _TEXT)}
 
-    def _append_peers(self, file: LogFile, before: list[list[int]]) -> list[list[int]]:
-        """Record the counters, if they have changed, and return them."""
+    def _append_traffic(self, file: LogFile, before: list[list[int]]) -> list[list[int]]:
+        """Record the counters, if they have changed, and what passed; return the counters."""
         found = _peers(self._engine)
-        for at in range(0, len(found) if found != before else 0, _PEERS):
-            file.append("peers", {"peers": found[at : at + _PEERS]})
+        for at in range(0, len(found) if found != before else 0, _LISTED):
+            file.append("peers", {"peers": found[at : at + _LISTED]})
+        passed = self._chains.take()
+        for at in range(0, len(passed), _LISTED):
+            file.append("passed", {"points": passed[at : at + _LISTED]})
         return found
 
     def _remember(self) -> None:
@@ -233,6 +237,7 @@ class Recorder:
         if not self._open:
             return
         self._open = False
+        self._engine.keys.chains = None
         self._closing.set()
         reason = getattr(error, "strerror", None) or error
         text = f"worker {self._engine.rank} no longer writes a record of this session to {self._folder}: {reason}"
