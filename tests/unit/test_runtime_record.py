@@ -81,7 +81,10 @@ def recording(world: World) -> list[TagChains]:
 
 
 def taken(chains: list[TagChains]) -> dict[int, set[Point]]:
-    return {rank: {Point(*point) for point in each.take()} for rank, each in enumerate(chains)}  # type: ignore[arg-type]
+    found: dict[int, list[Any]] = {rank: each.take() for rank, each in enumerate(chains)}
+    points = {rank: {Point(*point) for point in each} for rank, each in found.items()}
+    assert {rank: len(each) for rank, each in found.items()} == {rank: len(each) for rank, each in points.items()}
+    return points
 
 
 def leave(world: World, wire: Wire) -> None:

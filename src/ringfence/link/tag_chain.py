@@ -23,7 +23,7 @@ class TagChain:
         self.place = worker, connection.hex(), channel, direction  # 0: sent; 1: received
         self.points: deque[tuple[int, str]] = deque(maxlen=keys.RECORD_POINTS)
         self.ended = False
-        self._frames = 0
+        self._frames = self._marked = 0
         self._due = 1
         self._state = hashlib.sha256(keys.RECORD_FRAMES + connection)
 
@@ -35,13 +35,17 @@ class TagChain:
         self._frames += 1
         if self._frames == self._due:
             self._due += min(self._frames, keys.RECORD_POINT_FRAMES)
-            self.points.append((self._frames, self._state.hexdigest()))
+            self._mark()
 
     def end(self) -> None:
         """Make the last point: no further frame is added."""
-        if self._frames and not self.ended:
-            self.points.append((self._frames, self._state.hexdigest()))
+        self._mark()
         self.ended = True
+
+    def _mark(self) -> None:
+        if self._frames > self._marked:
+            self._marked = self._frames
+            self.points.append((self._frames, self._state.hexdigest()))
 
 
 class TagChains:
