@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from ringfence.errors import ConfigurationError
 from ringfence.record import signing_key
 from tests.cli.command import installation_without, ringfence, ringfence_here
 from tests.unit import record_samples as samples
-from tests.unit.log_samples import Session, read
 
 SHOWN = """\
 The signature shows that the holder of this key signed the record and that
@@ -88,106 +86,14 @@ def test_a_record_of_another_key_is_refused(folder: Path) -> None:
         (("record.json",), "give the public key of its signer with --key FILE"),
         ((".", "--key", "key.pem"), "omit --key for a folder"),
         ((".",), "there is no log in ."),
+        (("record.json", "--key", "key.pem", "--page", "x.html"), "--claims and --page are for the logs of a run"),
+        ((".", "--claims", "missing.toml"), "there is no log in ."),
     ],
 )
 def test_what_cannot_be_read_is_exit_code_2(folder: Path, arguments: tuple[str, ...], said: str) -> None:
     done = ringfence_here("audit", *arguments, folder=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
-
-
-# -- the logs of a run --------------------------------------------------------------------------------------------------
-
-LOGS_SHOWN = """\
-A log shows that the process that was admitted as its worker wrote these entries
-in this order, and that nobody has changed them since. What they say is that
-worker's word. Whoever has a log can cut it after any signature.
-
-NAME-0.jsonl: complete
-  run           run-7
-  generation    3
-  rank          0
-  roster        ROSTER
-  policy        000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f
-  began         BEGAN
-  last          LAST
-  ended         left
-  entries       4
-  head          HEAD
-"""
-
-
-def test_the_logs_of_a_run_are_shown(tmp_path: Path) -> None:
-    session = Session()
-    path = session.write(tmp_path / "record")
-    found = read(path.read_bytes())
-    done = ringfence_here("audit", "record", folder=tmp_path, COLUMNS="80")
-    assert (done.returncode, done.stderr) == (0, "")
-    expected = LOGS_SHOWN.replace("NAME", session.roster.hex()[:16]).replace("ROSTER", session.roster.hex())
-    expected = expected.replace("HEAD", found.head.hex()).replace("BEGAN", str(found.begin.at))
-    assert done.stdout == expected.replace("LAST", str(found.entries[-1].at))
-
-
-@pytest.mark.real_start
-def test_logs_are_verified_without_torch(tmp_path: Path) -> None:
-    for rank in range(2):
-        Session().write(tmp_path / "record", rank)
-    python = installation_without(tmp_path / "environment", "torch")
-    done = ringfence("audit", "record", "--json", folder=tmp_path, python=python)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert found["verified"] is True
-    assert [(each["rank"], each["state"], each["entries"]) for each in found["logs"]] == [
-        (0, "complete", 4),
-        (1, "complete", 4),
-    ]
-
-
-def test_a_log_that_is_cut_is_no_reason_to_refuse_it(tmp_path: Path) -> None:
-    path = Session().write(tmp_path / "record")
-    path.write_bytes(path.read_bytes()[:-1])
-    done = ringfence_here("audit", "record", "--json", folder=tmp_path)
-    assert done.returncode == 0
-    (found,) = json.loads(done.stdout)["logs"]
-    assert (found["state"], found["entries"]) == ("cut", 3)
-    assert "did not record the end of the session" in found["reason"]
-
-
-def change_entry(folder: Path, path: Path) -> str:
-    path.write_bytes(path.read_bytes().replace(b"it said", b"he said"))
-    return "entry 3: it does not follow the line before it"
-
-
-def rename(folder: Path, path: Path) -> str:
-    path.rename(folder / ("0" * 16 + "-0.jsonl"))
-    return "entry 0: its file has the name of another log"
-
-
-def change_policy(folder: Path, path: Path) -> str:
-    (name,) = read(path.read_bytes()).begin.fields["policy_files"].values()
-    (folder / "blobs" / name).write_bytes(b"version = 2")
-    return "was changed: it has another digest"
-
-
-def lose_roster(folder: Path, path: Path) -> str:
-    (folder / "blobs" / read(path.read_bytes()).begin.fields["listings"]).unlink()
-    return "entry 0: the file blobs/"
-
-
-@pytest.mark.promise("A log of a run that was changed is refused, with the entry named, or says less than before.")
-@pytest.mark.parametrize("change", [change_entry, rename, change_policy, lose_roster])
-def test_a_changed_log_is_refused_and_the_others_are_shown(tmp_path: Path, change: Callable[[Path, Path], str]) -> None:
-    folder = tmp_path / "record"
-    Session("second").write(folder, 1)
-    reason = change(folder, Session().write(folder))
-    done = ringfence_here("audit", "record", "--json", folder=tmp_path)
-    assert done.returncode == 1
-    found = json.loads(done.stdout)
-    assert found["verified"] is False
-    refused = [each["reason"] for each in found["logs"] if each["state"] == "refused"]
-    assert len(refused) == (2 if change is change_policy else 1)  # both logs refer to the same policy
-    assert all(reason in each for each in refused)
-    assert "refused" in ringfence_here("audit", "record", folder=tmp_path).stdout
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------

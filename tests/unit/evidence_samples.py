@@ -53,6 +53,8 @@ class Run:
     files: Mapping[str, bytes] = field(default_factory=dict)
     size: int = 3
     same_host: str = "shared"
+    name: str = "first"  # of the session: another one has other keys
+    hosts: tuple[str, ...] = ()
 
     @cached_property
     def policy(self) -> PolicyFile | None:
@@ -72,7 +74,7 @@ class Run:
 
     @property
     def session(self) -> Session:
-        return Session(size=self.size)
+        return Session(self.name, self.size, hosts=self.hosts)
 
     def entry(self, rank: int) -> Entry:
         return self.session.entry(rank)
@@ -101,12 +103,11 @@ class Run:
             return None
         return Presentation(self.kind, self.at, self.binding(rank), self.proofs[rank])
 
-    def begin(self, rank: int, blobs: Blobs, policy: PolicyFile | None = None, **changes: Any) -> LogEntry:
-        """The first line of a worker's log. `policy`: the one that it keeps; `changes`: of its presentation."""
+    def join(self, rank: int) -> JoinRecord:
         roster = roster_digest(self.digest, self.listings, SUITE, TABLE)
         key, public = self.session.tls_key(rank), self.session.public(rank)
         signed = begin.certified_bytes(self.entry(rank).digest, roster, public)
-        join = JoinRecord(
+        return JoinRecord(
             listings=self.listings,
             policy_digest=self.digest,
             same_host=self.same_host,
@@ -117,8 +118,14 @@ class Run:
             tls_key=spki(key),
             certified=key.sign(signed, ec.ECDSA(hashes.SHA256())),
         )
+
+    def begin(
+        self, rank: int, blobs: Blobs, policy: PolicyFile | None = None, before: str = "", **changes: Any
+    ) -> LogEntry:
+        """The first line of a worker's log. `policy`: the one that it keeps; `changes`: of its presentation."""
+        join, public = self.join(rank), self.session.public(rank)
         kept = policy or self.policy
-        fields = begin.fields_of(join, rank, public, blobs, policy=kept, versions=VERSIONS, before="")
+        fields = begin.fields_of(join, rank, public, blobs, policy=kept, versions=VERSIONS, before=before)
         fields["presentation"] |= changes
         return LogEntry(log.BEGIN, 0, log.FIRST.hex(), (self.at + 5) * 1000, fields)
 
@@ -219,6 +226,11 @@ def azure_run(name: str) -> Run:
 
     kind = kinds.KINDS[name].number
     return Run(kind, f"{HEAD}[admit.{name}]\n{text}pcrs = {{ {pcrs} }}\n", make, NOW, files)
+
+
+def secret_run() -> Run:
+    """A run without a policy file: the secret admits."""
+    return Run(secret.SharedSecret.kind, None, lambda rank, binding: SECRET)
 
 
 def bundle_run(site: Site) -> Run:

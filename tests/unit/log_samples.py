@@ -46,6 +46,7 @@ class Session:
     name: str = "first"
     size: int = 2
     kind: int = 1  # of proof
+    hosts: tuple[str, ...] = ()  # of the workers, if they are not all on one machine
 
     def tls_key(self, rank: int) -> ec.EllipticCurvePrivateKey:
         number = int.from_bytes(hashlib.sha256(f"{self.name} tls {rank}".encode()).digest(), "big")
@@ -59,7 +60,8 @@ class Session:
 
     def entry(self, rank: int) -> Entry:
         digest = hashlib.sha256(spki(self.tls_key(rank))).digest()
-        return worker(rank, self.size, tls_key_digest=digest).entry
+        place = {"host": self.hosts[rank]} if self.hosts else {}
+        return worker(rank, self.size, tls_key_digest=digest, **place).entry
 
     @property
     def listings(self) -> tuple[Listing, ...]:

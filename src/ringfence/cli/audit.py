@@ -13,17 +13,11 @@ from ringfence.errors import ConfigurationError, RecordError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence.record.folder import LogState
     from ringfence.record.statement import Statement
 
 LIMITS: Final = (
     "The signature shows that the holder of this key signed the record and that nobody has changed it since. It shows neither "
     "who that is nor that what follows is true: device, time and results are the signer's word."
-)
-
-LOGS_LIMITS: Final = (
-    "A log shows that the process that was admitted as its worker wrote these entries in this order, and that nobody has "
-    "changed them since. What they say is that worker's word. Whoever has a log can cut it after any signature."
 )
 
 DESCRIPTION = """\
@@ -33,17 +27,36 @@ a folder, which `ringfence run --record` or RINGFENCE_RECORD made. It needs no n
 A signature shows that the holder of the key signed the record, and that it is unchanged. It does not show who holds the key, so
 take the public key from its owner and not from where the record came from. It does not show that the record is true either:
 somebody who signs can sign anything.
+
+Of a folder every log is verified, with what its worker presented as of the time of the run, and whether both ends of each
+connection agree on what passed. With --claims, each claim is shown, refuted or not shown; claims.toml may have:
+
+  run = "my-run"                 every log is of this run
+  complete = true                no worker's log and no session is missing
+  workers = ["spiffe://…"]       nobody else was admitted
+  scripts = ["9f86d0…"]          only these scripts ran, by SHA-256
+  packages = ["60303a…"]         only with these installed packages
+  data = ["2c26b4…"]             only these data: roots of `ringfence record data`
+  sealed = true                  nothing left a machine unsealed
+  checkpoints = ["fcde2b…"]      this run wrote them, by their anchors
+  started_from = ["81b637…"]     and it read no others than its own and these
+  [attested]
+  kinds = ["tdx", "snp"]         every worker presented one of them
+  [attested.measurements]
+  measurement = ["5e0dd3…"]      with one of these values
 """
 
 EXAMPLES = """\
 examples:
   ringfence audit h100.json --key h100.pem          what was tested, and by which key it is signed
   ringfence audit h100.json --key h100.pem --json   the same for programs
-  ringfence audit record/                           the logs of a run: complete, cut or refused
+  ringfence audit record/                           what the logs of a run show
+  ringfence audit record/ --claims claims.toml --page audit.html
+                                                    and whether they show what is claimed
 
 exit codes:
-  0  the record is genuine, whether what it describes passed or failed; no log is refused
-  1  the record, or a log, is refused: changed, malformed, or signed by another key
+  0  the record is genuine, whether what it describes passed or failed; all claims are shown
+  1  the record is refused: changed, malformed, or signed by another key; or a claim is not shown
   2  the command could not run: wrong arguments or files
 """
 
@@ -55,6 +68,8 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     audit.add_argument(
         "--key", type=Path, metavar="FILE", help="the signer's public key, in PEM form; not for a folder"
     )
+    audit.add_argument("--claims", type=Path, metavar="FILE", help="of a folder: what it must show")
+    audit.add_argument("--page", type=Path, metavar="FILE", help="of a folder: write the result as a page, in HTML")
     audit.add_argument("--json", action="store_true", help="print the result as JSON")
     audit.set_defaults(run=run)
 
@@ -66,7 +81,11 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigurationError(
                 "the keys of logs are in the logs, certified by the roster: omit --key for a folder"
             )
-        return _run_on_folder(options.record, options.json)
+        from ringfence.cli import audit_run
+
+        return audit_run.run(options)
+    if options.claims is not None or options.page is not None:
+        raise ConfigurationError(f"{options.record} is not a folder: --claims and --page are for the logs of a run")
     if options.key is None:
         raise ConfigurationError(f"{options.record} is not a folder: give the public key of its signer with --key FILE")
     return _run_on_file(options)
@@ -94,40 +113,6 @@ def _run_on_file(options: argparse.Namespace) -> int:
     else:
         _print(found, name)
     return 0
-
-
-def _run_on_folder(folder: Path, as_json: bool) -> int:
-    from ringfence.record.folder import REFUSED, audit
-
-    try:
-        states = audit(folder)
-    except RecordError as error:
-        raise ConfigurationError(str(error)) from None
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {folder}: {error.strerror}") from error
-    verified = all(each.state != REFUSED for each in states)
-    if as_json:
-        print(json.dumps({"verified": verified, "logs": [_log_facts(each) for each in states]}))
-        return 0 if verified else 1
-    terminal.say(LOGS_LIMITS)
-    for each in states:
-        print()
-        terminal.say(f"{each.name}: {each.state}{': ' if each.reason else ''}{_printable(each.reason)}")
-        for name, value in _log_facts(each).items():
-            if name not in ("name", "state", "reason"):
-                terminal.say(_printable(value), f"  {name:12}  ")
-    return 0 if verified else 1
-
-
-def _log_facts(state: LogState) -> dict[str, Any]:
-    """Return what an audit found of one log."""
-    found: dict[str, Any] = {"name": state.name, "state": state.state, "reason": state.reason}
-    if state.log is not None:
-        said, last = state.log.begin.fields, state.log.entries[-1]
-        found |= {name: said[name] for name in ("run", "generation", "rank", "roster", "policy")}
-        found |= {"began": state.log.begin.at, "last": last.at, "ended": last.fields.get("how", "")}
-        found |= {"entries": len(state.log.entries), "head": state.log.head.hex()}
-    return found
 
 
 def _read(path: Path) -> bytes:

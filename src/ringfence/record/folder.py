@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ringfence import keys
+from ringfence.admission.entry import Listing
 from ringfence.errors import RecordError
 from ringfence.record import begin, heads, log
 from ringfence.record.log import Log, LogEntry
@@ -47,6 +48,7 @@ class LogState:
     state: str
     reason: str = ""
     log: Log | None = None
+    listings: tuple[Listing, ...] = ()  # of its roster
 
 
 def audit(folder: Path) -> list[LogState]:
@@ -59,18 +61,18 @@ def audit(folder: Path) -> list[LogState]:
 
 def _state_of(folder: Path, name: str) -> LogState:
     try:
-        found = _verified(folder, name)
+        found, listings = _verified(folder, name)
     except RecordError as error:
         return LogState(name, REFUSED, str(error))
     except OSError as error:
         return LogState(name, REFUSED, f"it cannot be read: {error.strerror}")
     if found.is_complete and not found.tail:
-        return LogState(name, COMPLETE, "", found)
+        return LogState(name, COMPLETE, "", found, listings)
     why = "its worker did not record the end of the session" if not found.is_complete else "bytes follow its end"
-    return LogState(name, CUT, f"{why}; {found.tail:,} bytes without a signature were cut", found)
+    return LogState(name, CUT, f"{why}; {found.tail:,} bytes without a signature were cut", found, listings)
 
 
-def _verified(folder: Path, name: str) -> Log:
+def _verified(folder: Path, name: str) -> tuple[Log, tuple[Listing, ...]]:
     blobs = Blobs(folder)
     with (folder / name).open("rb") as stream:
         found = log.read(stream)
@@ -88,7 +90,7 @@ def _verified(folder: Path, name: str) -> Log:
                     raise RecordError(
                         "a head in its list was not signed by the worker that it names, or is not counted"
                     )
-    return found
+    return found, listings
 
 
 @contextlib.contextmanager

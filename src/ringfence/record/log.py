@@ -45,6 +45,7 @@ KINDS: Final[dict[str, Form]] = {
     "heads": {"list": str, "missing": int},
     "code": {"script": str, "digest": str, "arguments": str, "packages": str},
     PEERS: {"peers": list},
+    "data": {"root": str, "files": int, "bytes": int},
     "passed": {"points": list},
     "checkpoint": {"action": str, "anchor": str},
     "lost": {"worker": int, "text": str},

@@ -1,0 +1,234 @@
+"""What is claimed of a run, and whether its record shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.errors import PolicyError
+from ringfence.record import claims, log
+from ringfence.record.claims import NOT_SHOWN, REFUTED, SHOWN, Record, Verdict
+from ringfence.record.log_file import LogFile
+from tests.unit import run_samples as samples
+from tests.unit.evidence_samples import bundle_run, snp_run, test_roots
+
+__all__ = ["test_roots"]
+pytestmark = pytest.mark.usefixtures("test_roots")
+
+
+def judged(folder: Path, text: str = samples.CLAIMS) -> dict[str, Verdict]:
+    found = claims.judge(Record.read(folder), claims.read(text.encode(), "claims.toml"))
+    return {verdict.claim.partition(":")[0]: verdict for verdict in found}
+
+
+def states(found: dict[str, Verdict]) -> set[str]:
+    return {each.state for each in found.values()}
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> list[Path]:
+    """The logs of the first session, then those of the second, by rank."""
+    return samples.write(tmp_path / "record")
+
+
+def test_all_claims_of_a_run_with_a_kill_and_a_rejoin_are_shown(logs: list[Path]) -> None:
+    found = judged(logs[0].parent)
+    assert states(found) == {SHOWN}, found
+    assert len(found) == 10
+    assert all(each.reasons for each in found.values())
+
+
+def test_a_shared_secret_names_nobody(tmp_path: Path) -> None:
+    samples.write(tmp_path, samples.sessions_by_secret())
+    found = judged(tmp_path)
+    assert found["what workers presented admits them"].state == NOT_SHOWN
+    assert found["what workers presented admits them"].is_met  # nobody has claimed it
+    assert found["nobody else was admitted"].state == NOT_SHOWN and not found["nobody else was admitted"].is_met
+    assert found["complete"].state == SHOWN
+
+
+Change = Callable[[list[Path]], Any]
+
+
+def cut(number: int, signatures: int) -> Change:
+    """Cut a log after so many signatures."""
+
+    def change(logs: list[Path]) -> None:
+        lines = logs[number].read_bytes().splitlines(keepends=True)
+        marked = [at for at, line in enumerate(lines, 1) if b'"kind":"signature"' in line]
+        logs[number].write_bytes(b"".join(lines[: marked[signatures - 1]]))
+
+    return change
+
+
+def remove(*numbers: int) -> Change:
+    return lambda logs: [logs[number].unlink() for number in numbers]
+
+
+def flip(logs: list[Path]) -> None:
+    content = bytearray(logs[1].read_bytes())
+    content[len(content) // 2] ^= 1
+    logs[1].write_bytes(content)
+
+
+def append_run(logs: list[Path]) -> None:
+    """Add the log of another run."""
+    other = samples.write(logs[0].parent.parent / "other", samples.sessions_by_secret())
+    (logs[0].parent / other[3].name).write_bytes(other[3].read_bytes())
+    for blob in (other[3].parent / "blobs").iterdir():
+        (logs[0].parent / "blobs" / blob.name).write_bytes(blob.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (cut(0, 2), "rank 0: its log has no end, and no other worker recorded its loss"),
+        (cut(2, 2), "began after a log of rank 2 that is missing or was cut"),
+        (cut(3, 3), "the last session did not end well"),
+        (remove(2), "rank 2: its log is missing"),
+        (remove(0, 1, 2), "began after a log of rank 0 that is missing or was cut"),
+        (remove(3, 4, 5), "the last session did not end well, so another may have followed"),
+        (flip, "is refused: entry"),
+        (append_run, "its log is missing"),
+    ],
+)
+def test_what_is_left_out_is_named(logs: list[Path], change: Change, reason: str) -> None:
+    change(logs)
+    found = judged(logs[0].parent)["complete"]
+    assert found.state == REFUTED
+    assert any(reason in each for each in found.reasons), found.reasons
+
+
+def test_a_worker_whose_log_is_missing_is_not_shown_to_have_run_this_code(logs: list[Path]) -> None:
+    logs[4].unlink()
+    found = judged(logs[0].parent)
+    for claim in (
+        "nobody else was admitted",
+        "only this code ran",
+        "nothing left a machine unsealed",
+        "the run is run-7",
+    ):
+        assert found[claim].state == NOT_SHOWN, claim
+        assert "rank 1: its log is missing" in found[claim].reasons[0]
+
+
+def test_a_fork_of_the_run_is_named(tmp_path: Path) -> None:
+    """Two sessions that both follow the first: one of them was meant to stay unseen."""
+    first, second = samples.sessions()
+    _, heads = samples.write_session(tmp_path, first, is_first=True)
+    for run in (second, replace(second, name="third")):
+        samples.write_session(tmp_path, run, heads)
+    found = judged(tmp_path)["complete"]
+    assert found.state == REFUTED
+    assert "follows the same log: the run was forked" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "claim", "state", "reason"),
+    [
+        ('run = "run-8"', "the run is run-8", REFUTED, "its run is run-7"),
+        ('workers = "spiffe://example.org/worker/0"', "nobody else was admitted", REFUTED, "worker/1 was admitted"),
+        (f'scripts = "{"00" * 32}"', "only this code ran", REFUTED, f"train.py with the digest {samples.SCRIPT}"),
+        (f'packages = "{"00" * 32}"', "only this code ran", REFUTED, "its packages have the digest"),
+        (f'data = "{"00" * 32}"', "only these data were used", REFUTED, f"data with the root {samples.ROOT}"),
+        (f'checkpoints = "{"00" * 32}"', "these checkpoints descend from the run", REFUTED, "was written"),
+        ('[attested]\nkinds = "tdx"', "all workers are attested", NOT_SHOWN, "no evidence of kind tdx"),
+    ],
+)
+def test_a_claim_that_does_not_hold(logs: list[Path], changed: str, claim: str, state: str, reason: str) -> None:
+    found = judged(logs[0].parent, changed)[claim]
+    assert found.state == state
+    assert reason in found.reasons[0]
+
+
+def test_a_checkpoint_that_the_run_did_not_write_is_named_unless_it_is_claimed_as_the_beginning(tmp_path: Path) -> None:
+    first, second = samples.sessions()
+    logs = samples.write(tmp_path / "record", (first, second))
+    for path in logs[:3]:
+        path.unlink()
+    claim = f'checkpoints = "{samples.LATER}"\n'
+    found = judged(tmp_path / "record", claim)["these checkpoints descend from the run"]
+    assert found.state == REFUTED and f"it read {samples.MODEL}" in found.reasons[0]
+    claim += f'started_from = "{samples.MODEL}"\n'
+    assert judged(tmp_path / "record", claim)["these checkpoints descend from the run"].state == SHOWN
+
+
+def rewritten(path: Path, kind: str, fields: dict[str, Any], key: Any) -> None:
+    """Let the worker itself, which has the key, record something else."""
+    with path.open("rb") as stream:
+        entries = log.read(stream).entries
+    path.unlink()
+    file = LogFile(path.parent, path.name, key)
+    for entry in entries:
+        file.append(entry.kind, fields if entry.kind == kind else entry.fields)
+    file.sign()
+    file.close()
+
+
+def test_ends_that_disagree_are_named(logs: list[Path]) -> None:
+    _, run = samples.sessions()
+    points = samples.points(run, 1)
+    points[0][-1] = "ff" * 32
+    rewritten(logs[4], "passed", {"points": points}, run.session.record_key(1))
+    found = judged(logs[0].parent)["both ends of every connection agree on what passed"]
+    assert found.state == REFUTED
+    assert "rank 1 sent and rank 0 received other frames, within the first 1 of channel 0" in found.reasons[0]
+
+
+def test_points_that_contradict_each_other_are_refused(logs: list[Path]) -> None:
+    _, run = samples.sessions()
+    points = samples.points(run, 1)
+    points.append([*points[0][:-1], "ff" * 32])
+    rewritten(logs[4], "passed", {"points": points}, run.session.record_key(1))
+    found = judged(logs[0].parent)["both ends of every connection agree on what passed"]
+    assert found.state == REFUTED and "two digests" in found.reasons[0]
+
+
+def test_bytes_that_were_shared_with_another_machine_are_named(logs: list[Path]) -> None:
+    """The counts of peers are no entries of a log that was read, so a new one takes their place."""
+    _, run = samples.sessions()
+    path = logs[4]
+    with path.open("rb") as stream:
+        entries = log.read(stream).entries
+    path.unlink()
+    file = LogFile(path.parent, path.name, run.session.record_key(1))
+    for entry in entries[:-1]:
+        file.append(entry.kind, entry.fields)
+    file.append("peers", {"peers": [[0, 0, 0, 5, 5, 0, 0], [2, 0, 0, 3, 4, 0, 0]]})
+    file.append(entries[-1].kind, entries[-1].fields)
+    file.sign()
+    file.close()
+    found = judged(path.parent, "sealed = true")["nothing left a machine unsealed"]
+    assert found.state == REFUTED
+    assert "it exchanged 7 bytes unsealed with rank 2, which is on another machine" in found.reasons[0]
+
+
+def test_attested_workers(tmp_path: Path) -> None:
+    runs = {"snp": snp_run(), "tdx": bundle_run(samples.SITE)}
+    for kind, run in runs.items():
+        samples.write_session(tmp_path / kind, run)
+        claim = f'[attested]\nkinds = ["{kind}", "nvidia"]\n'
+        assert judged(tmp_path / kind, claim)["all workers are attested"].state == SHOWN
+        name = "mrtd" if kind == "tdx" else "measurement"
+        found = judged(tmp_path / kind, f'{claim}[attested.measurements]\n{name} = "00"')
+        assert found["all workers are attested"].state == REFUTED
+        assert f"{kind}: m" in found["all workers are attested"].reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("complet = true", "complet"),
+        ("[attested]", "kinds"),
+        (f'started_from = "{"00" * 32}"', "name those as well"),
+        ("sealed = 1", "sealed must be"),
+        ("[", "is not TOML"),
+    ],
+)
+def test_a_claim_that_is_misspelt_is_an_error(text: str, why: str) -> None:
+    with pytest.raises(PolicyError, match=why):
+        claims.read(text.encode(), "claims.toml")
