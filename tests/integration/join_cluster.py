@@ -195,8 +195,12 @@ class Slow(SlowlyShown):
 class World:
     """Workers that join together; each ends with a Membership or with the exception that its join raised."""
 
-    def __init__(self, size: int, timeout: float = FAR, store: MemoryStore | None = None) -> None:
+    def __init__(
+        self, size: int, timeout: float = FAR, store: MemoryStore | None = None, record_key: bytes | None = None
+    ) -> None:
+        """`record_key`: the public key of each worker's record, if they write one."""
         self.size = size
+        self.record_key = record_key
         self.timeout = timeout
         self.store = store or MemoryStore()
         self.outcomes: dict[int, Membership | BaseException] = {}
@@ -269,7 +273,15 @@ class World:
             address = ("127.0.0.1", 30000 + rank)
             table = f"table of {rank}".encode()
             self.outcomes[rank] = join(
-                self.store, rank, self.size, settings, address, self.timeout, table, admission=admission
+                self.store,
+                rank,
+                self.size,
+                settings,
+                address,
+                self.timeout,
+                table,
+                admission=admission,
+                record_key=self.record_key,
             )
         except BaseException as error:
             self.outcomes[rank] = error
