@@ -65,7 +65,8 @@ class Run:
         return replace(file, name="policy.toml", contents=contents)
 
     def _listed(self, path: str) -> list[str] | None:
-        return [name.partition("/")[2] for name in self.files if name.startswith(f"{path}/")] or None
+        names = [name.removeprefix(f"{path}/") for name in self.files if name.startswith(f"{path}/")]
+        return [name for name in names if "/" not in name] or None
 
     @property
     def digest(self) -> bytes:

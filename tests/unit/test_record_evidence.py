@@ -136,6 +136,10 @@ class TestEachKind:
             moved = replace(RUNS[name](), at=RUNS[name]().at + days * DAY)
             assert re.search(r"valid from|expired|Expired|in the future", refused(moved.begin(1, blobs), blobs))
 
+    @pytest.mark.parametrize("at", [-(10**15), 10**15])
+    def test_a_time_that_no_clock_has_is_refused(self, blobs: Blobs, name: str, at: int) -> None:
+        assert refused(replace(RUNS[name](), at=at).begin(1, blobs), blobs)
+
     def test_a_time_that_is_not_that_of_the_log_is_refused(self, blobs: Blobs, name: str) -> None:
         run = RUNS[name]()
         for at in (run.at + 600, run.at - 2 * DAY, 0, -(1 << 62), (1 << 62)):
@@ -275,6 +279,12 @@ class TestPolicy:
         contents = {"policy.toml": run.policy.contents["policy.toml"]}
         begin = run.begin(1, blobs, policy=replace(run.policy, contents=contents))
         assert "ca: cannot read ca.pem: it is not in the record" in refused(begin, blobs)
+
+    def test_a_folder_of_lists_may_have_others_in_it(self, blobs: Blobs) -> None:
+        """A file that the policy names is no list because it is below the folder of the lists."""
+        run = SITE.run((HEAD + LISTED).replace("ca.pem", "lists/more/ca.pem"), only=SITE.revoked(7))
+        contents = {name.replace("ca.pem", "lists/more/ca.pem"): content for name, content in run.files.items()}
+        assert verified(replace(run, files=contents), blobs)
 
     @pytest.mark.parametrize("change", [{"policy_file": ""}, {"policy_file": "gone.toml"}, {"same_host": "sealed"}])
     def test_other_settings_are_refused(self, blobs: Blobs, change: dict[str, str]) -> None:

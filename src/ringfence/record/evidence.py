@@ -121,7 +121,8 @@ def _policy(begin: LogEntry, blobs: Blobs, digest: str) -> PolicyFile:
 
     def list_folder(path: str) -> list[str] | None:
         start = path.rstrip("/") + "/"
-        return [name.removeprefix(start) for name in files if name.startswith(start)] or None
+        names = [name.removeprefix(start) for name in files if name.startswith(start)]
+        return [name for name in names if "/" not in name] or None
 
     where, text = f"the policy in the log of worker {said['rank']}", files.get(said["policy_file"])
     if text is None:
