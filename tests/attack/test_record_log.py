@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.errors import RecordError
-from ringfence.record import begin, log
+from ringfence.record import agreement, begin, log
 from ringfence.record import folder as record_folder
+from ringfence.record.agreement import Disagreement, Point
 from ringfence.record.log import LogEntry
 from ringfence.record.log_file import Blobs, LogFile, log_name, open_folder
 from tests.unit.flips import flips
@@ -242,3 +243,45 @@ class TestFirstLine:
             object.__setattr__(entry, "tls_key_digest", digest)
             with pytest.raises(RecordError, match="did not sign"):
                 begin.check_key(entry, SESSION.roster, SESSION.public(0), tls_key, b"")
+
+
+class TestAWorkerThatLies:
+    """It has the key of its own log, so its log is in order: the log of its peer is what contradicts it."""
+
+    TRUE = (Point(1, "c0" * 32, 0, 0, 1, "01" * 32), Point(1, "c0" * 32, 0, 0, 2, "02" * 32))
+
+    def compared(self, folder: Path, *lies: Point) -> agreement.Agreement:
+        """Worker 0 sent two frames and says so. Worker 1 says what it likes."""
+        for rank, points in enumerate((self.TRUE, lies)):
+            said = ("passed", {"points": [list(each) for each in points]})
+            SESSION.write(folder, rank, (said, ("end", {"how": "left", "text": ""})))
+        found: dict[int, list[Point]] = {}
+        for each in record_folder.audit(folder):
+            assert each.state == record_folder.COMPLETE and each.log is not None
+            lines = [entry.fields["points"] for entry in each.log.entries if entry.kind == "passed"]
+            found[each.log.begin.fields["rank"]] = [point for points in lines for point in points]
+        return agreement.compare(found)
+
+    def received(self, **change: object) -> list[Point]:
+        first, last = (each._replace(worker=0, direction=1) for each in self.TRUE)
+        return [first, last._replace(**change)]  # type: ignore[arg-type]
+
+    def test_the_truth_agrees(self, tmp_path: Path) -> None:
+        assert self.compared(tmp_path / "record", *self.received()) == agreement.Agreement([], 1, 0, 0)
+
+    def test_another_digest_is_named(self, tmp_path: Path) -> None:
+        assert self.compared(tmp_path / "record", *self.received(digest="ff" * 32)).disagreements == [
+            Disagreement(0, 1, "c0" * 32, 0, 2, sent="02" * 32, received="ff" * 32)
+        ]
+
+    def test_another_number_of_frames_is_counted(self, tmp_path: Path) -> None:
+        assert self.compared(tmp_path / "record", *self.received(frames=3)).partial == 1
+
+    def test_another_connection_is_counted(self, tmp_path: Path) -> None:
+        assert self.compared(tmp_path / "record", *self.received(connection="c1" * 32)).uncompared == 1
+        assert self.compared(tmp_path / "second") == agreement.Agreement([], 0, 0, 1)
+
+    @pytest.mark.parametrize("change", [{"worker": 1}, {"worker": 2}, {"direction": 7}, {"frames": 1}, {"digest": ""}])
+    def test_nonsense_is_refused(self, tmp_path: Path, change: dict[str, object]) -> None:
+        with pytest.raises(RecordError, match="worker 1 recorded"):
+            self.compared(tmp_path / "record", *self.received(**change))

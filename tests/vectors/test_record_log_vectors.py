@@ -16,10 +16,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ringfence.errors import RecordError
+from ringfence.link.hello import Lane
+from ringfence.link.tag_chain import TagChain
 from ringfence.record import log
+from tests.vectors.make import connect
 
 ROOT = Path(__file__).parents[2]
-LOG = json.loads((ROOT / "tests/vectors/record.json").read_text())["log"]
+RECORD = json.loads((ROOT / "tests/vectors/record.json").read_text())
+LINK = json.loads((ROOT / "tests/vectors/link.json").read_text())
+LOG = RECORD["log"]
 SPEC = (ROOT / "spec/record.md").read_text()
 
 
@@ -78,6 +83,29 @@ def test_the_first_line_follows_the_text() -> None:
 def test_refused_logs_are_refused(name: str) -> None:
     with pytest.raises(RecordError):
         log.read(io.BytesIO(LOG["refused"][name].encode()))
+
+
+def test_what_passed_follows_the_text() -> None:
+    """On the first connection of link.json its first four frames, and a BYE, which does not count."""
+    first = LINK["connections"][0]
+    hello, nonces = bytes.fromhex(first["hello"]), bytes.fromhex(first["dialler_nonce"] + first["acceptor_nonce"])
+    place = bytes([first["lane"], first["channel"]]) + bytes(3) + b"\0" + bytes(3) + b"\1" + hello[16:48]
+    named = b"ringfence/1 record connection\0"
+    for part in (place, nonces):
+        named += len(part).to_bytes(8, "big") + part
+    connection = hashlib.sha256(named).digest()
+    assert connection.hex() == RECORD["passed"]["connection"]
+    assert connect(0, 1, Lane.COLLECTIVE).secrets.connection == connection
+    frames = [bytes.fromhex(each["frame"]) for each in LINK["hop_frames"]]
+    chain = TagChain(1, connection, 0, 0)
+    for frame in frames:
+        chain.add(frame[0], frame[-16:])
+    chain.end()
+    covered = [b"".join(frame[-16:] for frame in frames[:count]) for count in (1, 2, 4)]
+    label = b"ringfence/1 record frames\0"
+    digests = [hashlib.sha256(label + connection + each).hexdigest() for each in covered]
+    expected = list(zip((1, 2, 4), digests, strict=True))
+    assert list(chain.points) == expected == [tuple(each) for each in RECORD["passed"]["points"]]
 
 
 def test_the_text_names_every_field_of_every_kind() -> None:
