@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,10 @@ def test_a_shared_secret_is_said_to_convince_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.promise("Nothing in a record controls the terminal or the page on which it is shown.")
 def test_texts_of_a_record_control_neither_terminal_nor_page(tmp_path: Path) -> None:
-    entries = [("lost", {"worker": 1, "text": "gone"}), ("end", {"how": "<script>\x1b[31m", "text": ""})]
+    entries: list[tuple[str, dict[str, Any]]] = [
+        ("lost", {"worker": 1, "text": "gone"}),
+        ("end", {"how": "<script>\x1b[31m", "text": ""}),
+    ]
     for rank in range(2):
         Session(kind=1).write(tmp_path / "record", rank, entries)
     done = ringfence_here("audit", "record", "--page", "audit.html", folder=tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,8 @@ class Session:
 
     def entry(self, rank: int) -> Entry:
         digest = hashlib.sha256(spki(self.tls_key(rank))).digest()
-        place = {"host": self.hosts[rank]} if self.hosts else {}
-        return worker(rank, self.size, tls_key_digest=digest, **place).entry
+        found = worker(rank, self.size, tls_key_digest=digest).entry
+        return replace(found, host=self.hosts[rank]) if self.hosts else found
 
     @property
     def listings(self) -> tuple[Listing, ...]:
