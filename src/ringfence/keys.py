@@ -192,6 +192,9 @@ RECORD_PAYLOAD: Final = "application/vnd.in-toto+json"
 RECORD_STATEMENT: Final = "https://in-toto.io/Statement/v1"
 RECORD_SELFTEST: Final = "https://ringfence.github.io/ringfence/record/selftest/v1"
 RECORD_DATA: Final = "https://ringfence.github.io/ringfence/record/data/v1"
+RECORD_PROVENANCE: Final = "https://slsa.dev/provenance/v1"
+RECORD_RUN: Final = "https://ringfence.github.io/ringfence/record/run/v1"
+RECORD_BUILDER: Final = "https://ringfence.github.io/ringfence/record/builder/v1"
 
 
 class Secret:

@@ -67,6 +67,8 @@ NORMAL: tuple[tuple[str, ...], ...] = (
     ("record", "verify-data", "site.manifest", "site"),
     ("record", "verify-data", "site.manifest", "."),
     ("record", "verify-data", "site.manifest", "site", "--root", "00" * 32),
+    ("record", "statement", "site", "-o", "run.json"),
+    ("record", "statement", "no/such/folder/of/this/name/with/the/logs/of/a/run/in/it", "-o", "other.json"),
     ("audit", f"{RECORDS}/simulated.json", "--key", f"{RECORDS}/simulated.pem"),
     ("audit", "run.secret", "--key", f"{RECORDS}/simulated.pem"),
     ("audit", "no/such/folder/of/this/name/with/a/record.json", "--key", "run.secret"),

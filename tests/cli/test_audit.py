@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.selftest.recording import Recording
+from ringfence.cli.selftest.recording import statement_of
 from ringfence.cli.selftest.report import FAILED, PASSED, CheckResult, SelftestReport
+from ringfence.cli.signed_file import SignedFile
 from ringfence.errors import ConfigurationError
 from ringfence.record import signing_key
 from tests.cli.command import installation_without, ringfence, ringfence_here
@@ -17,7 +18,7 @@ from tests.unit import record_samples as samples
 SHOWN = """\
 The signature shows that the holder of this key signed the record and that
 nobody has changed it since. It shows neither who that is nor that what follows
-is true: device, time and results are the signer's word.
+is true: that is the signer's word.
 
   signed by     Ed25519 key
                 KEY
@@ -106,8 +107,8 @@ def a_report(*states: str) -> SelftestReport:
 
 @pytest.mark.parametrize("states", [(PASSED, PASSED), (PASSED, FAILED)])
 def test_a_self_test_is_recorded_whether_it_passed_or_not(tmp_path: Path, states: tuple[str, ...]) -> None:
-    recording = Recording(tmp_path / "h100.json", None)
-    recording.write(a_report(*states))
+    recording = SignedFile(tmp_path / "h100.json", None)
+    recording.write(statement_of(a_report(*states)))
     assert "ringfence audit" in recording.description()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["h100.json", "h100.pem", "record.key"]
     done = ringfence_here("audit", "h100.json", "--key", "h100.pem", "--json", folder=tmp_path)
@@ -119,7 +120,7 @@ def test_a_self_test_is_recorded_whether_it_passed_or_not(tmp_path: Path, states
 
 def test_one_key_signs_several_records(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        Recording(tmp_path / f"{name}.json", tmp_path / "mine.key").write(a_report(PASSED))
+        SignedFile(tmp_path / f"{name}.json", tmp_path / "mine.key").write(statement_of(a_report(PASSED)))
     assert (tmp_path / "one.pem").read_bytes() == (tmp_path / "two.pem").read_bytes()
 
 
@@ -131,7 +132,7 @@ def test_mistakes_are_found_before_the_test_runs(tmp_path: Path) -> None:
         ("no/folder/x.json", "not a folder"),
     ):
         with pytest.raises(ConfigurationError, match=said):
-            Recording(tmp_path / name, None)
+            SignedFile(tmp_path / name, None)
     assert not (tmp_path / "record.key").exists()
     done = ringfence_here("selftest", "--key", "mine.key", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import io
 import json
+import tempfile
 from pathlib import Path
 
 from ringfence import keys
 from ringfence.errors import ProtocolError, RecordError
-from ringfence.record import begin, envelope, heads, log, manifest, selftest, statement
+from ringfence.record import begin, envelope, heads, log, manifest, provenance, selftest, statement
 from ringfence.record.manifest import Entry, Tree
 from tests.fuzz.target import Target
-from tests.unit import manifest_samples
+from tests.unit import manifest_samples, statement_samples
 from tests.unit import record_samples as samples
 from tests.unit.log_samples import Session
 
@@ -30,13 +31,18 @@ def _parse_envelope(data: bytes) -> None:
 
 def _statements() -> list[bytes]:
     failed = samples.statement(checks={"start/begin": "failed", "order/producer": "skipped"}, passed=False, rates={})
-    return [samples.statement().encode(), failed.encode()]
+    with tempfile.TemporaryDirectory() as folder:
+        run = statement_samples.statement(Path(folder, "record"))
+    return [samples.statement().encode(), failed.encode(), run.encode()]
 
 
 def _parse_statement(data: bytes) -> None:
     found = statement.parse(data)
-    said = selftest.parse(found)
     assert statement.parse(found.encode()) == found
+    if found.kind == keys.RECORD_PROVENANCE:
+        provenance.parse(found)
+        return
+    said = selftest.parse(found)
     assert said["passed"] is selftest.verdict(said).startswith("PASSED")
 
 
@@ -117,7 +123,7 @@ _WORDS = (
     *(b'"payload":', b'"payloadType":', b'"signatures":', b'"keyid":', b'"sig":', b"==", b'"_type":', b'"subject":'),
     *(b'"digest":', b'"sha256":', b'"predicate":', b'"passed":', b"true", b"null", b"1e999", b"[[", b"{}", b"\\ud800"),
     *(b'"kind":"signature"', b'"previous":', b'"number":', b'"at":', b"\n"),
-    *(each.encode() for each in (keys.RECORD_PAYLOAD, keys.RECORD_STATEMENT, keys.RECORD_SELFTEST)),
+    *(each.encode() for each in (keys.RECORD_PAYLOAD, keys.RECORD_STATEMENT, keys.RECORD_SELFTEST, keys.RECORD_RUN)),
 )
 
 TARGETS = (

@@ -47,6 +47,7 @@ class Session:
     size: int = 2
     kind: int = 1  # of proof
     hosts: tuple[str, ...] = ()  # of the workers, if they are not all on one machine
+    run: str = "run-7"
 
     def tls_key(self, rank: int) -> ec.EllipticCurvePrivateKey:
         number = int.from_bytes(hashlib.sha256(f"{self.name} tls {rank}".encode()).digest(), "big")
@@ -60,7 +61,7 @@ class Session:
 
     def entry(self, rank: int) -> Entry:
         digest = hashlib.sha256(spki(self.tls_key(rank))).digest()
-        found = worker(rank, self.size, tls_key_digest=digest).entry
+        found = worker(rank, self.size, run_id=self.run, tls_key_digest=digest).entry
         return replace(found, host=self.hosts[rank]) if self.hosts else found
 
     @property

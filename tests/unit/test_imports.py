@@ -43,7 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"transport"},
     "launch": GROUND | {"admission", "config", "guard", "log", "own_process", "session", "transport"},
     "backend": GROUND
-    | {"collectives", "dataplane", "device", "guard", "launch", "link", "log", "machines", "runtime", "session"},
+    | {"collectives", "dataplane", "device", "guard", "launch", "link", "log", "machines", "record", "runtime"}
+    | {"session"},
     "__init__": GROUND | {"backend"},
     "checkpoint": GROUND | {"admission", "backend", "config", "dataplane"},
     "cli": GROUND

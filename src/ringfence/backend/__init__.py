@@ -12,6 +12,7 @@ binding.py          tensors bound to the memory of a schedule
 work.py             `Work`: waits for requests
 sealed_group.py     the sealed group that these methods make up
 inside.py           groups inside one machine that a policy permits without sealing
+data_record.py      `ringfence.record_data`
 sealed_store.py     a store inside a session
 observe.py, trace.py, ranges.py   profiler and flight recorder
 default_backend.py, dynamo.py     what torch expects of its own backends

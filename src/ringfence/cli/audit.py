@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 LIMITS: Final = (
     "The signature shows that the holder of this key signed the record and that nobody has changed it since. It shows neither "
-    "who that is nor that what follows is true: device, time and results are the signer's word."
+    "who that is nor that what follows is true: that is the signer's word."
 )
 
 DESCRIPTION = """\
-Verify a signed record, such as `ringfence selftest --record` writes, with the public key of its signer; or the logs of a run in
-a folder, which `ringfence run --record` or RINGFENCE_RECORD made. It needs no network and no torch.
+Verify a signed record, which `ringfence selftest --record` or `ringfence record statement` wrote, with the public key of its
+signer; or the logs of a run in a folder, which `ringfence run --record` or RINGFENCE_RECORD made. It needs no network and no
+torch.
 
 A signature shows that the holder of the key signed the record, and that it is unchanged. It does not show who holds the key, so
 take the public key from its owner and not from where the record came from. It does not show that the record is true either:
@@ -50,6 +51,7 @@ EXAMPLES = """\
 examples:
   ringfence audit h100.json --key h100.pem          what was tested, and by which key it is signed
   ringfence audit h100.json --key h100.pem --json   the same for programs
+  ringfence audit run.json --key run.pem            what a run was
   ringfence audit record/                           what the logs of a run show
   ringfence audit record/ --claims claims.toml --page audit.html
                                                     and whether they show what is claimed
@@ -92,13 +94,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_on_file(options: argparse.Namespace) -> int:
-    from ringfence.record import envelope, selftest, signing_key, statement
+    from ringfence.keys import RECORD_PROVENANCE
+    from ringfence.record import envelope, provenance, selftest, signing_key, statement
 
     key = signing_key.read_public(_read(options.key), str(options.key))
     content = _read(options.record)
     try:
         found = statement.parse(envelope.verified_payload(content, key))
-        selftest.parse(found)
+        (provenance if found.kind == RECORD_PROVENANCE else selftest).parse(found)
     except RecordError as error:
         if options.json:
             print(json.dumps({"verified": False, "reason": str(error)}))
@@ -127,22 +130,34 @@ def _read(path: Path) -> bytes:
 
 
 def _print(found: Statement, key: str) -> None:
+    from ringfence.keys import RECORD_SELFTEST
     from ringfence.record import selftest
 
-    said = found.predicate
-    sections = dict.fromkeys(name.partition("/")[0] for name in said["checks"])
-    rows = [(each.algorithm, f"{each.name} {each.digest}") for each in found.subjects]
-    rows += [("began", said["began"]), ("workers", f"{said['workers']} on {said['device']}")]
-    rows += [*said["environment"].items(), ("confidential", said["confidential"]), ("sections", ", ".join(sections))]
-    rows += [(f"{rate / 1e9:.2f} GB/s", name) for name, rate in said["rates"].items()]
-    rows += [(state, name) for name, state in said["checks"].items() if state != selftest.PASSED]
+    said, is_test = found.predicate, found.kind == RECORD_SELFTEST
     terminal.say(LIMITS)
     print()
     terminal.say(f"Ed25519 key {key}", "  signed by     ")
     print()
-    terminal.say(f"The record says: {selftest.verdict(said)}.")
-    for name, value in rows:
+    terminal.say(f"The record says: {selftest.verdict(said) if is_test else 'this is what a run made, and how'}.")
+    rows: list[tuple[str, Any]] = [(each.algorithm, f"{each.name} {each.digest}") for each in found.subjects]
+    for name, value in rows + (_selftest_rows(said) if is_test else _values("", said)):
         terminal.say(_printable(value), f"  {_printable(name):12}  ")
+
+
+def _selftest_rows(said: dict[str, Any]) -> list[tuple[str, Any]]:
+    sections = dict.fromkeys(name.partition("/")[0] for name in said["checks"])
+    rows = [("began", said["began"]), ("workers", f"{said['workers']} on {said['device']}")]
+    rows += [*said["environment"].items(), ("confidential", said["confidential"]), ("sections", ", ".join(sections))]
+    rows += [(f"{rate / 1e9:.2f} GB/s", name) for name, rate in said["rates"].items()]
+    return rows + [(state, name) for name, state in said["checks"].items() if state != "passed"]
+
+
+def _values(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return all values in a JSON document, each with the last name that leads to it."""
+    if not isinstance(value, dict | list):
+        return [(name, value)]
+    pairs = value.items() if isinstance(value, dict) else [(name, each) for each in value]
+    return [row for inner, each in pairs for row in _values(inner, each)]
 
 
 def _printable(value: Any) -> str:

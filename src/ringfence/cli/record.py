@@ -1,4 +1,4 @@
-"""`ringfence record`: writes the manifest of a data set, and compares a folder with one, without torch."""
+"""`ringfence record`: signs what a run was, writes manifests of data sets and compares folders with them, without torch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,25 @@ Compare every byte of a folder with a manifest. A manifest is not signed: give -
 data, or compare the root that is printed.
 """
 
+STATEMENT = """\
+Verify the logs of a run, and sign a statement of what they say: the checkpoints that it wrote, the script, packages and data
+that it used, its policy and times, and the digest of each log. It is SLSA provenance, which other tools read as well.
+
+Collect the logs of all machines in one folder first. If one of them is refused, nothing is signed. While the run goes on, the
+statement covers each log up to its last signature. What the logs say is the workers' word; the holder of the key adopts it.
+"""
+
 EXAMPLES = """\
 examples:
   ringfence record data corpus                        write corpus.manifest
   ringfence record verify-data corpus.manifest other  is this the same data?
+  ringfence record statement logs -o run.json         sign run.json; run.pem
+  ringfence record statement logs -o run.json --key owner.key --model export
+  ringfence audit run.json --key run.pem              what it says
 
 exit codes:
-  0  the manifest was written, or the folder has exactly its data
-  1  the folder or the manifest is refused, and the output says why
+  0  the file was written, or the folder has exactly the data
+  1  a folder, a log or the manifest is refused, and the output says why
   2  the command could not run: wrong arguments, files or environment
 """
 
@@ -43,8 +54,8 @@ _SHOWN: Final = 20  # differences
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `record data` and `record verify-data` to the command line."""
-    record = commands.add_parser("record", help="record which data a run uses", epilog=EXAMPLES)
+    """Add `record` and its actions to the command line."""
+    record = commands.add_parser("record", help="record what a run was, and which data it uses", epilog=EXAMPLES)
     actions = record.add_subparsers(title="actions", metavar="ACTION", required=True)
     data = actions.add_parser("data", help="write a manifest of a data set", description=DATA, epilog=EXAMPLES)
     data.add_argument("folder", type=Path, metavar="DIR", help="the data set")
@@ -58,6 +69,24 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     verify.add_argument("folder", type=Path, metavar="DIR", help="the folder to compare")
     verify.add_argument("--root", metavar="DIGEST", help="refuse a manifest with another root")
     verify.set_defaults(run=run_verify)
+    made = actions.add_parser("statement", help="sign what a run was", description=STATEMENT, epilog=EXAMPLES)
+    made.add_argument("folder", type=Path, metavar="DIR", help="the logs, which `ringfence run --record` wrote")
+    made.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE.json",
+        help="the statement; its public key is FILE.pem",
+    )
+    made.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="the Ed25519 key that signs it (default: record.key beside it); made if there is none",
+    )
+    made.add_argument("--model", type=Path, metavar="DIR", help="a model that the run exported; needs model-signing")
+    made.set_defaults(run=run_statement)
 
 
 def run_data(options: argparse.Namespace) -> int:
@@ -105,6 +134,27 @@ def run_verify(options: argparse.Namespace) -> int:
     _print(f"{options.folder} is the data of {options.manifest}: {_amount(summary)}.", summary)
     if options.root is None:
         terminal.say("Compare the root with one from elsewhere: whoever changes data can write a manifest of it.")
+    return 0
+
+
+def run_statement(options: argparse.Namespace) -> int:
+    """Verify the logs, and sign the statement."""
+    from ringfence.cli.signed_file import SignedFile
+    from ringfence.record import code, provenance
+
+    signed = SignedFile(options.output, options.key)
+    try:
+        models = [] if options.model is None else [code.model_subject(options.model)]
+        made = provenance.statement_of(options.folder, models)
+        signed.write(made)
+    except RecordError as error:
+        terminal.complain(f"nothing was signed: {error}")
+        return 1
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {options.folder}: {error.strerror}") from error
+    for each in made.subjects:
+        terminal.say(f"{each.name} {each.digest}", "  subject  ")
+    print(signed.description())
     return 0
 
 

@@ -5,6 +5,7 @@ signing_key.py   the Ed25519 key that signs records, and its public half
 statement.py     in-toto Statements: what a payload says, and of which artifacts
 code.py          the digests of the installed code, and of all that a run could import
 selftest.py      what the record of a self-test says
+provenance.py    what the statement of a run says, made from its logs
 manifest.py      the files of a data set, and the root of a Merkle tree over them
 manifest_files.py  folders, hashed into a manifest or compared with one
 log.py           the log of a worker in a session: its chain and its signatures

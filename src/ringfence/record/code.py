@@ -1,4 +1,6 @@
-"""The digests of code: of the package, for self-tests, and of all that a run could import (spec/record.md, 3 and 8)."""
+"""The digests of code: of the package, for self-tests, and of all that a run could import (spec/record.md, 3 and 8); and of
+models that a run exported (12).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
+from ringfence.errors import ConfigurationError, RecordError
 from ringfence.record.json_object import Json
 from ringfence.record.log import canonical
 from ringfence.record.log_file import Blobs
@@ -29,6 +32,24 @@ def dir_hash(folder: Path, files: Iterable[Path]) -> str:
     names = {file.relative_to(folder).as_posix().encode(): file for file in files}
     lines = (b"%s  %s\n" % (_sha256(names[name]).encode(), name) for name in sorted(names))
     return hashlib.sha256(b"".join(lines)).hexdigest()
+
+
+def model_subject(folder: Path) -> Subject:
+    """Return the subject that a signature of OpenSSF Model Signing has. Raises RecordError, ConfigurationError."""
+    try:
+        from model_signing import hashing
+    except ImportError as error:
+        raise ConfigurationError(
+            f'to hash a model, model-signing is needed ({error}): python -m pip install "model-signing>=1.1.1"'
+        ) from None
+    try:
+        found = hashing.Config().set_ignored_paths(paths=["model.sig"]).hash(folder)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"the model {folder} is refused: {error}") from None
+    digests = b"".join(each.digest.digest_value for each in found.resource_descriptors())
+    if not digests:
+        raise RecordError(f"the model {folder} has no file")
+    return Subject(found.model_name, SHA256, hashlib.sha256(digests).hexdigest())
 
 
 def _sha256(file: Path) -> str:

@@ -10,7 +10,8 @@ from ringfence.admission.policy_file.toml_table import quoted
 from ringfence.admission.proofs import jose
 from ringfence.errors import RecordError
 
-Form = Mapping[str, type]  # of an object: the type of each name's value
+Kind = Any  # of a value: a type, the form of an object, or a list with the kind of each value
+Form = Mapping[str, Kind]  # of an object: the kind of each name's value
 Json = dict[str, Any]
 HEX: Final = re.compile(r"(?:[0-9a-f]{2})*")  # texts that stand for bytes
 SHA_256: Final = re.compile(r"[0-9a-f]{64}")
@@ -45,9 +46,14 @@ def fields(value: object, form: Form, what: str) -> Json:
     return value
 
 
-def check_type(value: object, kind: type, what: str) -> None:
-    """Raise RecordError unless a value has a type. A number of type float may be written without a fraction."""
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise RecordError(f"{what} is not {_TYPES[kind]}")
-    if isinstance(value, int | float) and not abs(value) < NUMBERS:  # nor infinite, nor no number
+def check_type(value: object, kind: Kind, what: str) -> None:
+    """Raise RecordError unless a value is of a kind. A number of type float may be written without a fraction."""
+    if isinstance(kind, dict):
+        fields(value, kind, what)
+    elif isinstance(kind, list) and isinstance(value, list):
+        for each in value:
+            check_type(each, kind[0], what)
+    elif type(value) is not kind and not (kind is float and type(value) is int):
+        raise RecordError(f"{what} is not {_TYPES[list if isinstance(kind, list) else kind]}")
+    elif isinstance(value, int | float) and not abs(value) < NUMBERS:  # nor infinite, nor no number
         raise RecordError(f"{what} is too large")

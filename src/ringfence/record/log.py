@@ -6,6 +6,7 @@ was killed leaves such a tail. A line that is wrong with a signature after it is
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ KINDS: Final[dict[str, Form]] = {
     "data": {"root": str, "files": int, "bytes": int},
     "passed": {"points": list},
     "checkpoint": {"action": str, "anchor": str},
+    "data": {"root": str, "files": int, "bytes": int},
     "lost": {"worker": int, "text": str},
     "rejoined": {"generation": str, "rank": int, "before": str},
     END: {"how": str, "text": str},
@@ -85,6 +87,8 @@ class Log:
     peers: dict[int, tuple[int, ...]]  # the last counts of each peer
     heads: tuple[bytes, ...]  #          the digest of each signature
     tail: int  #                         bytes after the last one, which were cut
+    size: int  #                         bytes up to there, which are signed
+    digest: str  #                       SHA-256 of those, in hexadecimal form
 
     @property
     def head(self) -> bytes:
@@ -228,8 +232,10 @@ def read(stream: BinaryIO) -> Log:
     peers: dict[int, tuple[int, ...]] = {}
     heads: list[bytes] = []
     size = kept = 0
+    state, digest = hashlib.sha256(), ""
     for line in iter(lambda: stream.readline(keys.RECORD_LINE_BYTES), b""):
         size += len(line)
+        state.update(line)
         if chain.number >= keys.RECORD_LINES or size > keys.RECORD_LOG_BYTES:
             raise RecordError(f"more than {keys.RECORD_LINES:,} lines or {keys.RECORD_LOG_BYTES:,} bytes")
         if wrong is None:
@@ -248,12 +254,12 @@ def read(stream: BinaryIO) -> Log:
                     entries.append(entry)
             unsigned.clear()
             heads.append(chain.head)
-            kept = size
+            kept, digest = size, state.hexdigest()
         else:
             unsigned.append(found)
     if not heads:
         raise RecordError("nothing in it is signed, so it says nothing")
-    return Log(tuple(entries), peers, tuple(heads), size - kept)
+    return Log(tuple(entries), peers, tuple(heads), size - kept, kept, digest)
 
 
 def last_signature(tail: bytes) -> bytes | None:
