@@ -49,7 +49,6 @@ KINDS: Final[dict[str, Form]] = {
     "data": {"root": str, "files": int, "bytes": int},
     "passed": {"points": list},
     "checkpoint": {"action": str, "anchor": str},
-    "data": {"root": str, "files": int, "bytes": int},
     "lost": {"worker": int, "text": str},
     "rejoined": {"generation": str, "rank": int, "before": str},
     END: {"how": str, "text": str},
