@@ -15,5 +15,7 @@ evidence.py      what a worker presented at its join, verified as of that time
 heads.py         the heads of all workers' previous logs, which each records
 folder.py        all logs of a folder
 agreement.py     compares what both endpoints of each connection recorded
+sessions.py      the sessions of a run: which logs are missing, where two ends disagree
+claims.py        what is claimed of a run, and whether its record shows it
 json_object.py   JSON with fixed names
 """
