@@ -31,6 +31,10 @@ MEASUREMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "steps predicted from traces beside measured ones",
         (*RINGFENCE, "plan", "traces", "--quick"),
     ),
+    "record": (
+        "CPU time of a training step with a record and without; a large audit and a manifest: `audit`, `manifest`",
+        (*PYTHON, "tests.integration.record_cost", "step"),
+    ),
     "crowd": (
         "seconds in which a run forms, alone and while peers send expensive proofs",
         (*PYTHON, "tests.attack.crowd", "all", "--rounds", "3"),

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,12 @@ from ringfence.record import manifest_files
 from tests.cli.command import installation_without, ringfence
 from tests.integration.netns import ADDRESSES, Hosts
 from tests.integration.test_join_policy import BY_CERTIFICATE, Site
+from tests.integration.test_readme import environment
 from tests.integration.test_record import entries, recorded, states, train, until
+from tests.limits import HANG
 from tests.pool import Failure, Pool
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "audit" / "run.sh"
 WORLD = 4
 SIDES = ("near", "near", "far", "far")
 KILLED = 3
@@ -65,7 +69,7 @@ def collected(folder: Path, *machines: Path) -> Path:
     return folder
 
 
-@pytest.mark.promise("`ringfence audit --claims` shows what is claimed of a run, without torch.")
+@pytest.mark.promise("`ringfence audit --claims` names each log, session or claim that a record does not show.")
 @pytest.mark.parametrize("by", ["certificate", "secret"])
 def test_every_claim_of_a_run_with_a_kill_and_a_rejoin(hosts: Hosts, tmp_path: Path, by: str) -> None:
     site, place, corpus = Site(tmp_path), tmp_path / "checkpoints", tmp_path / "corpus"
@@ -120,3 +124,16 @@ def test_every_claim_of_a_run_with_a_kill_and_a_rejoin(hosts: Hosts, tmp_path: P
     for path in sorted(record.glob(f"*-{KILLED}.jsonl")):  # leave out one log, of the session that has it last
         path.unlink()
     assert ringfence("audit", "record", "--claims", "claims.toml", folder=tmp_path, python=python).returncode == 1
+
+
+@pytest.mark.real_start
+def test_the_example_for_auditors(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", str(EXAMPLE)], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=HANG
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "<h1>All claims are shown</h1>" in (tmp_path / "audit.html").read_text()
+    assert json.loads((tmp_path / "run.json").read_text())["payloadType"] == "application/vnd.in-toto+json"
+    with (tmp_path / "claims.toml").open("a") as claims:
+        claims.write(f'checkpoints = "{"00" * 32}"\n')
+    assert ringfence("audit", "record", "--claims", "claims.toml", folder=tmp_path).returncode == 1

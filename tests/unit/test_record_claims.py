@@ -83,6 +83,7 @@ def append_run(logs: list[Path]) -> None:
         (logs[0].parent / "blobs" / blob.name).write_bytes(blob.read_bytes())
 
 
+@pytest.mark.promise("`ringfence audit --claims` names each log, session or claim that a record does not show.")
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

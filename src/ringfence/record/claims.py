@@ -144,7 +144,8 @@ def _refuted(problems: list[str], otherwise: str) -> tuple[str, list[str]]:
 
 def _genuine(record: Record) -> tuple[str, list[str]]:
     refused = [f"{each.name}: {each.reason}" for each in record.states if each.state == REFUSED]
-    return _refuted(refused, f"{len(record.states)} logs of {len(record.sessions)} sessions")
+    sessions = f"{len(record.sessions)} session{'s' * (len(record.sessions) != 1)}"
+    return _refuted(refused, f"{len(record.states)} logs of {sessions}")
 
 
 def _admitted(record: Record) -> tuple[str, list[str]]:
@@ -161,12 +162,13 @@ def _admitted(record: Record) -> tuple[str, list[str]]:
 
 def _agreed(record: Record) -> tuple[str, list[str]]:
     try:
-        problems, compared = disagreements(record.sessions)
+        problems, compared, uncompared = disagreements(record.sessions)
     except RecordError as error:
         return REFUTED, [str(error)]
     if not problems and not compared and any(len(each.listings) > 1 for each in record.sessions):
         return NOT_SHOWN, ["no connection was recorded by both ends: inside a machine there are only counts"]
-    return _refuted(problems, f"{compared} connections, each in one direction, were recorded by both ends")
+    alone = f"; {uncompared} were recorded by one end only" if uncompared else ""
+    return _refuted(problems, f"{compared} directions of connections were recorded by both ends{alone}")
 
 
 def _run(record: Record, claims: Claims) -> tuple[str, list[str]]:

@@ -129,21 +129,25 @@ def parse(line: bytes) -> LogEntry:
         raise RecordError("not an object of a known kind: a newer ringfence may be able to read it")
     kind: str = document["kind"]
     found = json_object.fields(document, {**_COMMON, **KINDS[kind]}, f"the line of kind {kind}")
-    _check_values(found, keys.RECORD_DEPTH)
+    if kind == PEERS:  # most of a log: checked here, in one step each
+        if not all(map(_is_peer, found["peers"])):
+            raise RecordError(f"the counts of a peer are not {_COUNTS} numbers")
+    else:
+        _check_values(found, keys.RECORD_DEPTH)
     if canonical(found) != line:
         raise RecordError("not written as ringfence writes it: take the file as it was before a tool formatted it")
     if _ESCAPED in line:
         _check_texts(found)
     if not json_object.SHA_256.fullmatch(found["previous"]):
         raise RecordError("its `previous` is not a digest")
-    if kind == PEERS and not all(map(_is_peer, found["peers"])):
-        raise RecordError(f"the counts of a peer are not {_COUNTS} numbers")
     fields = {name: found[name] for name in KINDS[kind]}
     return LogEntry(kind, found["number"], found["previous"], found["at"], fields)
 
 
 def _is_peer(each: object) -> bool:
-    return isinstance(each, list) and len(each) == _COUNTS and set(map(type, each)) == {int} and min(each) >= 0
+    if not isinstance(each, list) or len(each) != _COUNTS or set(map(type, each)) != {int}:
+        return False
+    return min(each) >= 0 and max(each) < json_object.NUMBERS
 
 
 def _check_values(container: Json | list[Any], depth: int) -> None:

@@ -131,20 +131,21 @@ def _roster(own: Log) -> bytes:
     return bytes.fromhex(own.begin.fields["roster"])
 
 
-def disagreements(sessions: Sequence[Session]) -> tuple[list[str], int]:
-    """Return where two ends of a connection recorded different frames, and how many directions could be compared.
+def disagreements(sessions: Sequence[Session]) -> tuple[list[str], int, int]:
+    """Return where two ends of a connection recorded different frames, and how many directions both ends recorded, or one.
 
     Raises RecordError if a log has points that contradict each other.
     """
     found: list[str] = []
-    compared = 0
+    compared = uncompared = 0
     for session in sessions:
         points: dict[int, list[Any]] = {rank: [] for rank in range(len(session.listings))}
         for rank, own in session.logs.items():
             points[rank] += [point for entry in of_kind(own, "passed") for point in entry.fields["points"]]
         result = agreement.compare(points)
         compared += result.compared
+        uncompared += result.uncompared
         for each in result.disagreements:
             ends = f"rank {each.sender} sent and rank {each.receiver} received other frames"
             found.append(f"session {session.name}: {ends}, within the first {each.frames:,} of channel {each.channel}")
-    return found, compared
+    return found, compared, uncompared
