@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ringfence import keys
 from ringfence.admission.entry import Listing
+from ringfence.config.cores import usable_cores
 from ringfence.errors import RecordError
 from ringfence.record import begin, heads, log
 from ringfence.record.log import Log, LogEntry
@@ -18,6 +21,7 @@ from ringfence.record.log_file import Blobs, log_name
 
 COMPLETE, CUT, REFUSED = "complete", "cut", "refused"
 _NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,7}\.jsonl")
+_SEVERAL: Final = 8  # logs that are worth further processes
 _TAIL_BYTES: Final = 2 * keys.RECORD_LINE_BYTES  # of a log, in which its last signature is
 
 
@@ -56,7 +60,11 @@ def audit(folder: Path) -> list[LogState]:
     names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
     if not names:
         raise RecordError(f"there is no log in {folder}")
-    return [_state_of(folder, name) for name in names]
+    state_of = partial(_state_of, folder)
+    if len(names) < _SEVERAL:
+        return [state_of(name) for name in names]
+    with ProcessPoolExecutor(usable_cores()) as processes:
+        return list(processes.map(state_of, names))
 
 
 def _state_of(folder: Path, name: str) -> LogState:

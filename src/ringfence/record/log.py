@@ -147,7 +147,7 @@ def parse(line: bytes) -> LogEntry:
 def _is_peer(each: object) -> bool:
     if not isinstance(each, list) or len(each) != _COUNTS or set(map(type, each)) != {int}:
         return False
-    return min(each) >= 0 and max(each) < json_object.NUMBERS
+    return bool(min(each) >= 0 and max(each) < json_object.NUMBERS)
 
 
 def _check_values(container: Json | list[Any], depth: int) -> None:
