@@ -6,6 +6,7 @@ policy.py                  `policy`; templates.py, weak_rules.py, revocation_vie
 evidence.py                `evidence`; evidence_views.py
 checkpoint.py              `checkpoint`; checkpoint_convert.py, checkpoint_keys.py, checkpoint_views.py
 audit.py                   `audit`: verifies signed records
+audit_run.py               `audit` of a folder: what the logs of a run show, printed or as a page
 record.py                  `record`: manifests of data sets, statements of runs; signed_file.py
 doctor.py, checks/         `doctor` and its checks; one_worker.py, the process that it starts
 demo/, selftest/           two commands that start workers (worker_process.py); requirements.py checks that they can
