@@ -24,8 +24,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ringfence.backend import sessions
 from ringfence.record import heads
 from ringfence.record.log_file import Blobs, LogFile, log_name, open_folder
+from tests.integration.test_record import until
 from tests.pool import Pool
 from tests.unit import run_samples as samples
 from tests.unit.evidence_samples import BY_CERTIFICATE, HEAD
@@ -38,6 +40,8 @@ DATA_BYTES = 4 << 30
 
 def cpu_of_steps(steps: int) -> float:
     """CPU seconds of this process, all its threads, for so many steps of DDP."""
+    for each in sessions.recorders():
+        until(each._collected.is_set)  # what a session does once
     model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))))
     given = torch.ones(64, 512)
     for _ in range(5):
