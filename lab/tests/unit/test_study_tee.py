@@ -13,11 +13,13 @@ from ringfence_lab.accelerator import tee
 from ringfence_lab.bench import names
 from ringfence_lab.bench.samples import Samples
 from ringfence_lab.bench.tee_variants import figures_of, tee_of
+from ringfence_lab.report import study
 from ringfence_lab.study import grid, summary_table, tee_cost, tee_grid
 from ringfence_lab.study.cells import TEE, Cell, label
 from ringfence_lab.study.estimate import total
 from ringfence_lab.study.folder import Folder
 from ringfence_lab.study.summary import summarise
+from scripts.page import RESULTS
 
 BLOCK = '[[cells]]\nkind = "gpu-tee"\npresets = ["h100"]\nworkers = [4]\n'
 STEP = f'{BLOCK}models = ["gpt2-xl"]\nflops = 4e14\nsamples = 4\nmost = "80MiB"\n'
@@ -211,3 +213,21 @@ def test_ratios_are_to_the_step_without_a_tee_of_the_same_round(tmp_path: Path) 
     assert "ratio to plain" in text
     assert "plain / plain ±0.00" in text
     assert "0.50" in text  # cores in use
+
+
+@pytest.mark.parametrize("name", ["gpu-tee-ringfence", "gpu-tee-published"])
+def test_what_is_predicted_of_ringfence_is_near_what_was_measured(name: str) -> None:
+    """Where hosts have cores enough. With one or two the links decide, of which it knows only the rate."""
+    settings = ("model", "preset", "bucket_mb", "workers", "host_cores")
+    measured = {tuple(getattr(cell, each) for each in settings): cell for cell in study.read(RESULTS / name).cells}
+    seen = set()
+    for cell in grid.built_in(name):
+        here = cell.settings
+        line = measured[tuple(here[each] for each in settings)].lines[names.TEE_SEALED]
+        steady = line.seconds.high < 1.1 * line.seconds.low
+        if here["host_cores"] == tee_cost.HOST_CORES and (steady or here["workers"] == 8):
+            figures, rate = tee_of(names.TEE_SEALED, here["tee"]), tee_cost.host_rate(here["host_cores"])
+            predicted = tee_cost.sealed_seconds(figures, here["workers"], cell.trace, rate)
+            assert predicted == pytest.approx(line.seconds.median, rel=0.15), cell.name
+            seen.add(here["workers"])
+    assert seen == ({2, 4, 8} if name == "gpu-tee-ringfence" else {4})

@@ -6,10 +6,12 @@ dilation and print how long a study takes. No result contains them; the preset `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
-from ringfence.collectives.passes import PASS_BYTES
+from ringfence.collectives import Collective
+from ringfence.collectives.passes import passes
 from ringfence.keys import CHANNEL_LIMIT
 from ringfence_lab.accelerator.tee import Tee
 from ringfence_lab.bench import names
@@ -72,13 +74,28 @@ def ring_seconds(tee: Tee, devices: int, trace: Sequence[Step]) -> float:
 
 
 def sealed_seconds(tee: Tee, workers: int, trace: Sequence[Step], rate: float) -> float:
-    """Return the simulated time of a step whose buckets ringfence sums, with so many bytes per second of a host."""
-    times = []
-    for size, _ in trace:
-        pieces = max(1.0, size / PASS_BYTES)
-        copying = pieces * copy_seconds(tee, size / pieces)
-        times.append(max(copying, 2 * (workers - 1) / workers * size / rate) + copying / pieces)
-    return _step(trace, times)
+    """Return the simulated time of a step whose buckets ringfence sums, with so many bytes per second of a host.
+
+    One thread of each process copies, in both directions: a pass that is ready goes back before another one is fetched.
+    """
+    waiting: list[tuple[float, float]] = []  # passes that are fetched: from when on, and their bytes
+    computed = 0.0
+    for size, before in trace:
+        computed += before
+        number = passes(Collective.ALL_REDUCE, workers, math.ceil(size)).number
+        waiting += [(computed, size / number)] * number
+    summed: list[tuple[float, float]] = []  # passes that go back: from when on, and their bytes
+    now = host = 0.0
+    while waiting or summed:
+        now = max(now, min(summed[:1] + waiting[:1])[0])
+        if summed and summed[0][0] <= now:
+            now += copy_seconds(tee, summed.pop(0)[1])
+        else:
+            part = waiting.pop(0)[1]
+            now += copy_seconds(tee, part)
+            host = max(host, now) + 2 * (workers - 1) / workers * part / rate
+            summed.append((host, part))
+    return now
 
 
 def _step(trace: Sequence[Step], times: Sequence[float]) -> float:
