@@ -36,8 +36,8 @@ SHOWN: what workers presented admits them
   6 proofs were verified again, as of the time of the run
 
 SHOWN: both ends of every connection agree on what passed
-  8 directions of connections were recorded by both ends; 4 were recorded by
-  one end only
+  8 directions of connections were recorded by both ends, of which 0 go on at
+  one end only, as after a loss; 4 were recorded by one end
 
 REFUTED: complete: no worker's log and no session is missing
   session SESSION, rank 0: its log has no end, and no other worker recorded its

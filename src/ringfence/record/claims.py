@@ -162,13 +162,16 @@ def _admitted(record: Record) -> tuple[str, list[str]]:
 
 def _agreed(record: Record) -> tuple[str, list[str]]:
     try:
-        problems, compared, uncompared = disagreements(record.sessions)
+        problems, (compared, partial, alone) = disagreements(record.sessions)
     except RecordError as error:
         return REFUTED, [str(error)]
     if not problems and not compared and any(len(each.listings) > 1 for each in record.sessions):
         return NOT_SHOWN, ["no connection was recorded by both ends: inside a machine there are only counts"]
-    alone = f"; {uncompared} were recorded by one end only" if uncompared else ""
-    return _refuted(problems, f"{compared} directions of connections were recorded by both ends{alone}")
+    return _refuted(
+        problems,
+        f"{compared} directions of connections were recorded by both ends, of which {partial} go on at one end only, as after a "
+        f"loss; {alone} were recorded by one end",
+    )
 
 
 def _run(record: Record, claims: Claims) -> tuple[str, list[str]]:

@@ -131,21 +131,21 @@ def _roster(own: Log) -> bytes:
     return bytes.fromhex(own.begin.fields["roster"])
 
 
-def disagreements(sessions: Sequence[Session]) -> tuple[list[str], int, int]:
-    """Return where two ends of a connection recorded different frames, and how many directions both ends recorded, or one.
+def disagreements(sessions: Sequence[Session]) -> tuple[list[str], list[int]]:
+    """Return where two ends of a connection recorded different frames, and three counts of directions of connections.
 
+    They are those that both ends recorded; of these, those of which one end has later points; and those of one end only.
     Raises RecordError if a log has points that contradict each other.
     """
     found: list[str] = []
-    compared = uncompared = 0
+    counts = [0, 0, 0]
     for session in sessions:
         points: dict[int, list[Any]] = {rank: [] for rank in range(len(session.listings))}
         for rank, own in session.logs.items():
             points[rank] += [point for entry in of_kind(own, "passed") for point in entry.fields["points"]]
         result = agreement.compare(points)
-        compared += result.compared
-        uncompared += result.uncompared
+        counts = [sum(pair) for pair in zip(counts, result[1:], strict=True)]
         for each in result.disagreements:
             ends = f"rank {each.sender} sent and rank {each.receiver} received other frames"
             found.append(f"session {session.name}: {ends}, within the first {each.frames:,} of channel {each.channel}")
-    return found, compared, uncompared
+    return found, counts
