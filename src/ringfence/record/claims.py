@@ -169,8 +169,8 @@ def _agreed(record: Record) -> tuple[str, list[str]]:
         return NOT_SHOWN, ["no connection was recorded by both ends: inside a machine there are only counts"]
     return _refuted(
         problems,
-        f"{compared} directions of connections were recorded by both ends, of which {partial} go on at one end only, as after a "
-        f"loss; {alone} were recorded by one end",
+        f"{compared} directions of connections were recorded by both ends, of which {partial} go on at one end only, as "
+        f"after a loss; {alone} were recorded by one end",
     )
 
 
