@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -63,7 +64,7 @@ def audit(folder: Path) -> list[LogState]:
     state_of = partial(_state_of, folder)
     if len(names) < _SEVERAL:
         return [state_of(name) for name in names]
-    with ProcessPoolExecutor(usable_cores()) as processes:
+    with ProcessPoolExecutor(usable_cores(), multiprocessing.get_context("spawn")) as processes:
         return list(processes.map(state_of, names))
 
 
