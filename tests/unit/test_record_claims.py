@@ -117,6 +117,7 @@ def test_a_worker_whose_log_is_missing_is_not_shown_to_have_run_this_code(logs: 
         assert "rank 1: its log is missing" in found[claim].reasons[0]
 
 
+@pytest.mark.processes  # a large audit starts some
 def test_a_fork_of_the_run_is_named(tmp_path: Path) -> None:
     """Two sessions that both follow the first: one of them was meant to stay unseen."""
     first, second = samples.sessions()
