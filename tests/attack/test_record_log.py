@@ -14,16 +14,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.admission.entry import Listing
+from ringfence.admission.roster import roster_digest
 from ringfence.errors import RecordError
 from ringfence.record import agreement, begin, log
 from ringfence.record import folder as record_folder
 from ringfence.record.agreement import Disagreement, Point
+from ringfence.record.json_object import Json
 from ringfence.record.log import LogEntry
 from ringfence.record.log_file import Blobs, LogFile, log_name, open_folder
 from tests.unit.flips import flips
-from tests.unit.log_samples import ENTRIES, Session, read, spki
+from tests.unit.log_samples import ENTRIES, POLICY_DIGEST, SUITE, TABLE, Session, read, signed_again, spki
 
-SESSION, OTHER = Session(), Session("second")
+SESSION, OTHER, OTHER_RUN = Session(), Session("second"), Session(run="run-8")
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +182,16 @@ class TestFirstLine:
         swapped = {name: others[name] for name in ("listings", "roster")}
         assert "not that of rank 0" in self.refused({**fields, **swapped}, blobs)
 
+    @pytest.mark.parametrize("listings", [Session(size=3).listings[:2], (SESSION.listings[0], OTHER_RUN.listings[1])])
+    def test_a_roster_that_no_join_has_is_refused(self, blobs: Blobs, listings: tuple[Listing, ...]) -> None:
+        """It lacks the third of three workers, who would be left out unseen; or it lists a worker of another run."""
+        roster = roster_digest(POLICY_DIGEST, listings, SUITE, TABLE)
+        message = begin.certified_bytes(listings[0].entry.digest, roster, SESSION.public(0))
+        signature = SESSION.tls_key(0).sign(message, ec.ECDSA(hashes.SHA256()))
+        named = {"listings": blobs.put(begin.encode_listings(listings)), "roster": roster.hex()}
+        forged = {**SESSION.begin(0, blobs), **named, "certified": signature.hex()}
+        assert "another run or generation, or lacks workers" in self.refused(forged, blobs)
+
     @pytest.mark.parametrize(
         ("name", "value", "why"),
         [
@@ -193,6 +206,9 @@ class TestFirstLine:
             ("tls_key", "zz", "malformed"),
             ("certified", "", "did not sign"),
             ("roster", "ab cd", "malformed"),
+            ("policy", "ab", "malformed"),
+            ("before", "ab", "malformed"),
+            ("versions", {}, "versions lacks"),
             ("listings", "../../etc/passwd", "is not the name of a file"),
         ],
     )
@@ -281,7 +297,34 @@ class TestAWorkerThatLies:
         assert self.compared(tmp_path / "record", *self.received(connection="c1" * 32)).uncompared == 1
         assert self.compared(tmp_path / "second") == agreement.Agreement([], 0, 0, 1)
 
-    @pytest.mark.parametrize("change", [{"worker": 1}, {"worker": 2}, {"direction": 7}, {"frames": 1}, {"digest": ""}])
+    @pytest.mark.parametrize("change", [{"worker": 1}, {"worker": 2}, {"frames": 1}])
     def test_nonsense_is_refused(self, tmp_path: Path, change: dict[str, object]) -> None:
         with pytest.raises(RecordError, match="worker 1 recorded"):
             self.compared(tmp_path / "record", *self.received(**change))
+
+    @pytest.mark.parametrize(
+        ("kind", "change"),
+        [
+            *(("passed", {"points": [[0, "c0" * 32, *wrong]]}) for wrong in ([0, 7, 1, "01" * 32], [0, 1, 1, ""])),
+            *(
+                ("passed", {"points": [[0, "c0" * 32, *wrong]]})
+                for wrong in ([8, 1, 1, "01" * 32], [0, 1, 0, "01" * 32])
+            ),
+            ("passed", {"points": [[0, "c0" * 32, 0, 1, 1, "01" * 32]] * 257}),
+            ("passed", {"kind": {}}),
+            ("passed", {"kind": []}),
+            ("end", {"how": "well"}),
+            ("checkpoint", {"anchor": "AB" * 32}),
+            ("checkpoint", {"action": "made"}),
+            ("lost", {"worker": -2}),
+        ],
+    )
+    def test_a_malformed_entry_is_refused(self, tmp_path: Path, kind: str, change: dict[str, object]) -> None:
+        path = SESSION.write(tmp_path / "record", 0, (("passed", {"points": []}), *ENTRIES))
+
+        def edit(lines: list[Json]) -> None:
+            next(line for line in lines if line["kind"] == kind).update(change)
+
+        path.write_bytes(signed_again(path.read_bytes(), SESSION.record_key(0), edit))
+        (found,) = record_folder.audit(path.parent)
+        assert found.state == record_folder.REFUSED and "entry" in found.reason

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from ringfence.record.log_file import Blobs, open_folder
 from tests.cli.command import installation_without, ringfence, ringfence_here
 from tests.unit import run_samples as samples
 from tests.unit.log_samples import Session, read
@@ -112,13 +112,13 @@ def test_a_shared_secret_is_said_to_convince_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.promise("Nothing in a record controls the terminal or the page on which it is shown.")
 def test_texts_of_a_record_control_neither_terminal_nor_page(tmp_path: Path) -> None:
-    entries: list[tuple[str, dict[str, Any]]] = [
-        ("lost", {"worker": 1, "text": "gone"}),
-        ("end", {"how": "<script>\x1b[31m", "text": ""}),
-    ]
+    open_folder(tmp_path / "record")
+    name = Blobs(tmp_path / "record").put(b"[]")
+    code = {"script": "<script>\x1b[31m", "digest": "", "arguments": name, "packages": name}
     for rank in range(2):
-        Session(kind=1).write(tmp_path / "record", rank, entries)
-    done = ringfence_here("audit", "record", "--page", "audit.html", folder=tmp_path)
+        Session(kind=1).write(tmp_path / "record", rank, (("code", code), ("end", {"how": "left", "text": ""})))
+    (tmp_path / "claims.toml").write_text(f'scripts = "{"00" * 32}"\n')
+    done = ringfence_here("audit", "record", "--claims", "claims.toml", "--page", "audit.html", folder=tmp_path)
     assert "\x1b" not in done.stdout and "<script>?[31m" in done.stdout
     page = (tmp_path / "audit.html").read_text()
     assert "<script>" not in page and "&lt;script&gt;?[31m" in page

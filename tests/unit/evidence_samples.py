@@ -55,6 +55,7 @@ class Run:
     same_host: str = "shared"
     name: str = "first"  # of the session: another one has other keys
     hosts: tuple[str, ...] = ()
+    run_id: str = "run-7"
 
     @cached_property
     def policy(self) -> PolicyFile | None:
@@ -75,7 +76,7 @@ class Run:
 
     @property
     def session(self) -> Session:
-        return Session(self.name, self.size, hosts=self.hosts)
+        return Session(self.name, self.size, hosts=self.hosts, run=self.run_id)
 
     def entry(self, rank: int) -> Entry:
         return self.session.entry(rank)

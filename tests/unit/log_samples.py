@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from ringfence import keys
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.roster import roster_digest
 from ringfence.record import begin, log
 from ringfence.record.begin import JoinRecord
+from ringfence.record.json_object import Json
 from ringfence.record.log import Log
 from ringfence.record.log_file import Blobs, LogFile, log_name, open_folder
 from tests.unit.admission_samples import worker
@@ -110,6 +113,21 @@ class Session:
                 file.sign()
         file.close()
         return folder / name
+
+
+def signed_again(content: bytes, key: Ed25519PrivateKey, edit: Callable[[list[Json]], None]) -> bytes:
+    """Edit the lines of a log, and chain and sign them again, whatever they say: a worker that lies can do that."""
+    documents = [json.loads(line) for line in content.splitlines()]
+    edit(documents)
+    head, found = log.FIRST, []
+    for number, document in enumerate(documents):
+        document |= {"number": number, "previous": head.hex()}
+        if document.pop("signature", None) is not None:
+            document["signature"] = key.sign(keys.RECORD_SIGNATURE + log.canonical(document)).hex()
+        line = log.canonical(document)
+        head = log.digest_of(line)
+        found.append(line + b"\n")
+    return b"".join(found)
 
 
 def read(content: bytes) -> Log:

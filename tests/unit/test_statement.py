@@ -15,7 +15,7 @@ from ringfence.errors import RecordError
 from ringfence.record import provenance, statement
 from ringfence.record.statement import Statement, Subject
 from tests.unit import statement_samples as samples
-from tests.unit.log_samples import POLICY_DIGEST, VERSIONS, Session, read
+from tests.unit.log_samples import POLICY_DIGEST, VERSIONS, Session, read, signed_again
 
 
 @pytest.fixture
@@ -102,8 +102,12 @@ def test_one_refused_log_is_enough(folder: Path) -> None:
 @pytest.mark.parametrize("anchor", ["", "AB" * 32, "checkpoint"])
 def test_an_anchor_that_is_none_is_not_signed(folder: Path, anchor: str) -> None:
     """A worker can write any text into its log."""
-    Session().write(folder, 0, (("checkpoint", {"action": "written", "anchor": anchor}),))
-    with pytest.raises(RecordError, match="digest is not one of"):
+    session = Session()
+    path = session.write(folder, 0, (("checkpoint", {"action": "written", "anchor": samples.ANCHOR}),))
+    path.write_bytes(
+        signed_again(path.read_bytes(), session.record_key(0), lambda lines: lines[2].update(anchor=anchor))
+    )
+    with pytest.raises(RecordError, match=r"entry 2: its `anchor` does not have the form of one"):
         provenance.statement_of(folder, ())
 
 

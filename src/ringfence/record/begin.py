@@ -32,6 +32,7 @@ from ringfence.record.log import LogEntry
 from ringfence.record.log_file import Blobs
 
 FORMAT: Final = 1
+_VERSIONS: Final = {"ringfence": str, "torch": str, "python": str}
 _PRESENTATION: Final = {"kind": int, "at": int, "preimage": str, "digest": str, "parts": list}
 _PART: Final = {"kind": int, "digest": str, "claims": list, "proof": str}
 
@@ -149,8 +150,13 @@ def verify(begin: LogEntry, blobs: Blobs) -> tuple[Listing, ...]:
     if said["format"] != FORMAT:
         raise RecordError(f"a log of format {said['format']}; this release reads format {FORMAT}")
     texts = [said[name] for name in ("roster", "policy", "key", "tls_key", "certified")]
-    if not all(json_object.HEX.fullmatch(text) for text in texts) or said["suite"] not in range(256):
+    digests = [*texts[:3], *([said["before"]] if said["before"] else [])]
+    are_texts = all(json_object.HEX.fullmatch(text) for text in texts) and all(
+        map(json_object.SHA_256.fullmatch, digests)
+    )
+    if not are_texts or said["suite"] not in range(256):
         raise RecordError("the first line is malformed: a value is not in hexadecimal form, or the suite is not a byte")
+    json_object.fields(said["versions"], _VERSIONS, "the versions")
     roster, policy, record_key, tls_key, certified = map(bytes.fromhex, texts)
     try:
         listings = decode_listings(blobs.get(said["listings"]))
@@ -162,8 +168,9 @@ def verify(begin: LogEntry, blobs: Blobs) -> tuple[Listing, ...]:
     if [each.entry.rank for each in listings] != list(range(len(listings))) or rank not in range(len(listings)):
         raise RecordError("the roster does not list every rank once, or not the one that wrote the log")
     own = listings[rank].entry
-    if (own.run_id, own.generation) != (said["run"], said["generation"]):
-        raise RecordError("the roster is of another run or generation")
+    session = (said["run"], said["generation"], len(listings))
+    if {(each.entry.run_id, each.entry.generation, each.entry.world_size) for each in listings} != {session}:
+        raise RecordError("the roster is of another run or generation, or lacks workers that its entries count")
     check_key(own, roster, record_key, tls_key, certified)
     return listings
 

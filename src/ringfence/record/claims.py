@@ -162,11 +162,15 @@ def _admitted(record: Record) -> tuple[str, list[str]]:
 
 def _agreed(record: Record) -> tuple[str, list[str]]:
     try:
-        problems, (compared, partial, alone) = disagreements(record.sessions)
+        problems, counts = disagreements(record.sessions)
     except RecordError as error:
         return REFUTED, [str(error)]
-    if not problems and not compared and any(len(each.listings) > 1 for each in record.sessions):
-        return NOT_SHOWN, ["no connection was recorded by both ends: inside a machine there are only counts"]
+    compared, partial, alone = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0, 0)
+    pairs = zip(record.sessions, counts, strict=True)
+    without = [session.name for session, found in pairs if not found[0] and len(session.listings) > 1]
+    if without and not problems:
+        why = "no connection was recorded by both ends: inside a machine there are only counts"
+        return NOT_SHOWN, [f"session {name}: {why}" for name in without]
     return _refuted(
         problems,
         f"{compared} directions of connections were recorded by both ends, of which {partial} go on at one end only, as "

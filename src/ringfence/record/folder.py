@@ -23,6 +23,7 @@ from ringfence.record.log_file import Blobs, log_name
 COMPLETE, CUT, REFUSED = "complete", "cut", "refused"
 _NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,7}\.jsonl")
 _SEVERAL: Final = 8  # logs that are worth further processes
+_SUFFIX: Final = ".jsonl"
 _TAIL_BYTES: Final = 2 * keys.RECORD_LINE_BYTES  # of a log, in which its last signature is
 
 
@@ -58,7 +59,7 @@ class LogState:
 
 def audit(folder: Path) -> list[LogState]:
     """Verify every log in a folder by itself, with the files that it refers to. Raises RecordError if there is none."""
-    names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(_SUFFIX))
     if not names:
         raise RecordError(f"there is no log in {folder}")
     state_of = partial(_state_of, folder)
@@ -69,6 +70,8 @@ def audit(folder: Path) -> list[LogState]:
 
 
 def _state_of(folder: Path, name: str) -> LogState:
+    if not _NAME.fullmatch(name):
+        return LogState(ascii(name)[1:-1], REFUSED, "its file does not have the name of a log")
     try:
         found, listings = _verified(folder, name)
     except RecordError as error:
@@ -93,9 +96,10 @@ def _verified(folder: Path, name: str) -> tuple[Log, tuple[Listing, ...]]:
     for entry in found.entries:
         with _named(entry):
             contents = [blobs.get(each) for each in _files(entry)]
-            if entry.kind == "heads" and contents:
-                right = heads.decode(contents[0], bytes.fromhex(said["roster"]), listings)
-                if heads.encode(right) != contents[0] or entry.fields["missing"] != len(listings) - len(right):
+            if entry.kind == "heads":
+                content = contents[0] if contents else heads.encode({})
+                right = heads.decode(content, bytes.fromhex(said["roster"]), listings)
+                if heads.encode(right) != content or entry.fields["missing"] != len(listings) - len(right):
                     raise RecordError(
                         "a head in its list was not signed by the worker that it names, or is not counted"
                     )

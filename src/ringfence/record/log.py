@@ -46,9 +46,9 @@ KINDS: Final[dict[str, Form]] = {
     "heads": {"list": str, "missing": int},
     "code": {"script": str, "digest": str, "arguments": str, "packages": str},
     PEERS: {"peers": list},
-    "data": {"root": str, "files": int, "bytes": int},
     "passed": {"points": list},
     "checkpoint": {"action": str, "anchor": str},
+    "data": {"root": str, "files": int, "bytes": int},
     "lost": {"worker": int, "text": str},
     "rejoined": {"generation": str, "rank": int, "before": str},
     END: {"how": str, "text": str},
@@ -56,6 +56,17 @@ KINDS: Final[dict[str, Form]] = {
 }
 _COMMON: Final = {"kind": str, "number": int, "previous": str, "at": int}
 _COUNTS: Final = 7  # of a peer, with its rank
+_LIST_ITEMS: Final = 256  # counts of peers, or points, in a line
+_HEAD: Final = re.compile(r"(?:[0-9a-f]{64})?")
+_TEXTS: Final = {  # the form of texts that are more than words; `begin.verify` checks those of the first line
+    "heads": {"list": _HEAD},
+    "code": {"digest": _HEAD, "arguments": json_object.SHA_256, "packages": json_object.SHA_256},
+    "checkpoint": {"action": re.compile("written|read"), "anchor": json_object.SHA_256},
+    "data": {"root": json_object.SHA_256},
+    "rejoined": {"before": _HEAD},
+    END: {"how": re.compile("left|failed")},
+}
+_POINT: Final = (int, str, int, int, int, str)  # the types of its values
 _SIGNATURE: Final = re.compile(r"[0-9a-f]{128}")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _ESCAPED: Final = rb"\ud"  # in a line that has a surrogate, if it is written as it should be
@@ -83,7 +94,7 @@ class Log:
     """A log whose chain and signatures were verified: its entries up to the last signature."""
 
     entries: tuple[LogEntry, ...]  #     without the signatures and the counts of peers
-    peers: dict[int, tuple[int, ...]]  # the last counts of each peer
+    peers: dict[int, tuple[int, ...]]  # the highest counts of each peer
     heads: tuple[bytes, ...]  #          the digest of each signature
     tail: int  #                         bytes after the last one, which were cut
     size: int  #                         bytes up to there, which are signed
@@ -125,7 +136,7 @@ def parse(line: bytes) -> LogEntry:
     if len(line) >= keys.RECORD_LINE_BYTES:
         raise RecordError(f"a line of more than {keys.RECORD_LINE_BYTES:,} bytes")
     document = json_object.read(line, "the line")
-    if not isinstance(document, dict) or document.get("kind") not in KINDS:
+    if not isinstance(document, dict) or document.get("kind") not in list(KINDS):  # it may be a list, which has no hash
         raise RecordError("not an object of a known kind: a newer ringfence may be able to read it")
     kind: str = document["kind"]
     found = json_object.fields(document, {**_COMMON, **KINDS[kind]}, f"the line of kind {kind}")
@@ -141,13 +152,39 @@ def parse(line: bytes) -> LogEntry:
     if not json_object.SHA_256.fullmatch(found["previous"]):
         raise RecordError("its `previous` is not a digest")
     fields = {name: found[name] for name in KINDS[kind]}
+    _check_form(kind, fields)
     return LogEntry(kind, found["number"], found["previous"], found["at"], fields)
+
+
+def _check_form(kind: str, fields: Json) -> None:
+    """Raise RecordError unless the values of an entry are what its kind says."""
+    if kind == PEERS and not all(map(_is_peer, fields["peers"])):
+        raise RecordError(f"the counts of a peer are not {_COUNTS} numbers")
+    if kind == "passed" and not all(map(_is_point, fields["points"])):
+        raise RecordError("a point does not have the form of one")
+    for name, form in _TEXTS.get(kind, {}).items():
+        if not form.fullmatch(fields[name]):
+            raise RecordError(f"its `{name}` does not have the form of one")
+    if kind != BEGIN:
+        for name, value in fields.items():
+            if type(value) is int and value < (-1 if kind == "lost" else 0):
+                raise RecordError(f"its `{name}` is negative")
+            if type(value) is list and len(value) > _LIST_ITEMS:
+                raise RecordError(f"more than {_LIST_ITEMS} {name}")
 
 
 def _is_peer(each: object) -> bool:
     if not isinstance(each, list) or len(each) != _COUNTS or set(map(type, each)) != {int}:
         return False
     return bool(min(each) >= 0 and max(each) < json_object.NUMBERS)
+
+
+def _is_point(each: object) -> bool:
+    if not isinstance(each, list) or tuple(map(type, each)) != _POINT:
+        return False
+    worker, connection, channel, direction, frames, digest = each
+    is_in_range = worker >= 0 and channel in range(keys.CHANNEL_LIMIT) and direction in (0, 1) and frames > 0
+    return is_in_range and all(json_object.SHA_256.fullmatch(text) for text in (connection, digest))
 
 
 def _check_values(container: Json | list[Any], depth: int) -> None:
@@ -252,7 +289,8 @@ def read(stream: BinaryIO) -> Log:
         elif found.kind == SIGNATURE:
             for entry in unsigned:
                 if entry.kind == PEERS:
-                    peers.update((each[0], tuple(each[1:])) for each in entry.fields["peers"])
+                    for rank, *counts in entry.fields["peers"]:
+                        peers[rank] = tuple(map(max, counts, peers.get(rank, counts)))
                 else:
                     entries.append(entry)
             unsigned.clear()

@@ -110,14 +110,13 @@ class _Heads:
         """Return the heads that one log names and no log has, and those that two logs follow."""
         own = session.logs[rank]
         before: str = own.begin.fields["before"]
-        named = {rank: before}
-        for entry in of_kind(own, "rejoined"):
-            yield from self._unknown(session, entry.fields["rank"], entry.fields["before"])
+        named = [(rank, before)]
+        named += [(entry.fields["rank"], entry.fields["before"]) for entry in of_kind(own, "rejoined")]
         for entry in of_kind(own, "heads"):
             if entry.fields["list"]:
                 stated = heads.decode(blobs.get(entry.fields["list"]), _roster(own), session.listings)
-                named |= {each: stated[each]["head"] for each in stated}
-        for each, head in named.items():
+                named += [(each, stated[each]["head"]) for each in stated]
+        for each, head in named:
             yield from self._unknown(session, each, head)
         if before and self._followed.setdefault((rank, before), session.name) != session.name:
             yield f"{session.place(rank)}: session {self._followed[rank, before]} follows the same log: the run was forked"
@@ -131,20 +130,20 @@ def _roster(own: Log) -> bytes:
     return bytes.fromhex(own.begin.fields["roster"])
 
 
-def disagreements(sessions: Sequence[Session]) -> tuple[list[str], list[int]]:
-    """Return where two ends of a connection recorded different frames, and three counts of directions of connections.
+def disagreements(sessions: Sequence[Session]) -> tuple[list[str], list[tuple[int, int, int]]]:
+    """Return where two ends of a connection recorded different frames, and three counts of directions for each session.
 
     They are those that both ends recorded; of these, those of which one end has later points; and those of one end only.
     Raises RecordError if a log has points that contradict each other.
     """
     found: list[str] = []
-    counts = [0, 0, 0]
+    counts: list[tuple[int, int, int]] = []
     for session in sessions:
         points: dict[int, list[Any]] = {rank: [] for rank in range(len(session.listings))}
         for rank, own in session.logs.items():
             points[rank] += [point for entry in of_kind(own, "passed") for point in entry.fields["points"]]
         result = agreement.compare(points)
-        counts = [sum(pair) for pair in zip(counts, result[1:], strict=True)]
+        counts.append(result[1:])
         for each in result.disagreements:
             ends = f"rank {each.sender} sent and rank {each.receiver} received other frames"
             found.append(f"session {session.name}: {ends}, within the first {each.frames:,} of channel {each.channel}")
