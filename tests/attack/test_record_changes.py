@@ -1,0 +1,37 @@
+"""The record of a whole run, changed at random: two verifiers that share no code find the same, and never all of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.attack import record_verifiers
+from tests.attack.record_changes import CHANGES, LIES
+
+NIGHTLY = int(os.environ.get("RECORD_CHANGES", "50000"))
+
+
+@pytest.mark.promise("A log of a run that was changed is refused, with the entry named, or says less than before.")
+def test_a_changed_record_does_not_show_all_that_is_claimed(tmp_path: Path) -> None:
+    done = record_verifiers.run(tmp_path, 300, seed=3)
+    assert done.total() == 300
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_every_kind_of_change_is_found(tmp_path: Path, kind: str) -> None:
+    done = record_verifiers.run(tmp_path, 2, seed=4, kinds=[kind])
+    assert done == {kind: 2}
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_both_verifiers_agree_on_what_a_worker_records(tmp_path: Path, kind: str) -> None:
+    done = record_verifiers.run(tmp_path, 10, seed=5, kinds=[kind])
+    assert done == {kind: 10}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(4 * 3600)
+def test_many_changed_records(tmp_path: Path) -> None:
+    assert record_verifiers.run(tmp_path, NIGHTLY, seed=6).total() == NIGHTLY
