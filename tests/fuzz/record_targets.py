@@ -8,14 +8,17 @@ import json
 import tempfile
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from ringfence import keys
 from ringfence.errors import ProtocolError, RecordError
 from ringfence.record import begin, envelope, heads, log, manifest, provenance, selftest, statement
+from ringfence.record.json_object import Json
 from ringfence.record.manifest import Entry, Tree
 from tests.fuzz.target import Target
 from tests.unit import manifest_samples, statement_samples
 from tests.unit import record_samples as samples
-from tests.unit.log_samples import Session
+from tests.unit.log_samples import Session, signed_again
 
 _SESSION = Session(size=2)
 _VECTORS = Path(__file__).parents[1] / "vectors" / "record.json"
@@ -72,23 +75,41 @@ _MANIFEST_WORDS = (
 )
 
 
+_FURTHER = (
+    {"kind": "rejoined", "generation": "2", "rank": 1, "before": "ab" * 32},
+    {"kind": "heads", "list": "", "missing": 2},
+    {"kind": "code", "script": "train.py", "digest": "12" * 32, "arguments": "34" * 32, "packages": "56" * 32},
+    {"kind": "data", "root": "78" * 32, "files": 3, "bytes": 4096},
+    {"kind": "peers", "peers": [[1, 7, 9, 0, 0, 70, 90]]},
+    {"kind": "passed", "points": [[1, "9a" * 32, 0, 0, 1, "bc" * 32], [1, "9a" * 32, 0, 1, 2, "de" * 32]]},
+)
+
+
 @functools.cache
 def _logs() -> list[bytes]:
-    whole = json.loads(_VECTORS.read_text())["log"]["file"].encode("ascii")
-    lines = whole.splitlines(keepends=True)
-    return [whole, b"".join(lines[:2]), b"".join(lines[:3])]
+    """The log in the vectors, one with entries of all kinds under the same key, and beginnings of both."""
+    vectors = json.loads(_VECTORS.read_text())["log"]
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(vectors["record_private"]))
+    short = vectors["file"].encode("ascii")
+
+    def edit(lines: list[Json]) -> None:
+        lines[2:2] = [{**entry, "at": lines[1]["at"]} for entry in _FURTHER]
+
+    whole = [short, signed_again(short, key, edit)]
+    lines = [each.splitlines(keepends=True) for each in whole]
+    return [*whole, *(b"".join(each[:count]) for each in lines for count in (2, 3))]
 
 
 def _read_log(data: bytes) -> None:
-    """Whatever is accepted, the key signed: a beginning of the log that the seeds are cut from."""
-    found, genuine = log.read(io.BytesIO(data)), log.read(io.BytesIO(_logs()[0]))
-    assert found.entries == genuine.entries[: len(found.entries)]
+    """Whatever is accepted, the key signed: a beginning of one of the logs that the seeds are cut from."""
+    found = log.read(io.BytesIO(data))
     kept = data[: len(data) - found.tail]
-    assert _logs()[0].startswith(kept)
+    genuine = next(each for each in _logs()[:2] if each.startswith(kept))
+    assert found.entries == log.read(io.BytesIO(genuine)).entries[: len(found.entries)]
 
 
 def _lines() -> list[bytes]:
-    return _logs()[0].splitlines()
+    return [line for each in _logs()[:2] for line in each.splitlines()]
 
 
 def _parse_line(data: bytes) -> None:
@@ -122,7 +143,7 @@ def _decode_heads(data: bytes) -> None:
 _WORDS = (
     *(b'"payload":', b'"payloadType":', b'"signatures":', b'"keyid":', b'"sig":', b"==", b'"_type":', b'"subject":'),
     *(b'"digest":', b'"sha256":', b'"predicate":', b'"passed":', b"true", b"null", b"1e999", b"[[", b"{}", b"\\ud800"),
-    *(b'"kind":"signature"', b'"previous":', b'"number":', b'"at":', b"\n"),
+    *(b'"kind":"signature"', b'"kind":', b"[]", b'"previous":', b'"number":', b'"at":', b"\n"),
     *(each.encode() for each in (keys.RECORD_PAYLOAD, keys.RECORD_STATEMENT, keys.RECORD_SELFTEST, keys.RECORD_RUN)),
 )
 
