@@ -31,8 +31,8 @@ READERS: Final[Mapping[str, tuple[str, ...]]] = {
     "docs/": ("tests/unit/test_documents.py", "tests/unit/test_site.py", "tests/unit/test_reference.py"),
     "README.md": ("tests/unit/test_documents.py",),
     "examples/": ("tests/unit/test_manifests.py",),
-    "spec/": ("tests/unit/test_documents.py", "tests/vectors/test_link_spec.py"),
-    "formal/": ("tests/unit/test_formal.py",),
+    "spec/": ("tests/unit/test_documents.py", "tests/unit/test_formal.py", "tests/vectors/test_link_spec.py"),
+    "formal/": ("tests/unit/test_formal.py", "tests/unit/test_formal_cheats.py"),
     **{
         f"tests/vectors/{name}.json": (f"tests/vectors/test_{name}_vectors.py",)
         for name in ("azure", "checkpoint", "launch", "link", "record")

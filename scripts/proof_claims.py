@@ -24,7 +24,8 @@ class Claim(NamedTuple):
     """A sentence and the queries that back it: `model/query`, or `model/query@variant` for an attack; `*` is any text."""
 
     sentence: str
-    queries: tuple[str, ...]
+    queries: tuple[str, ...] = ()
+    none: str = ""  # why it has no query
     document: str = ""  # in which it stands, unless it is a promise
     limits: str = ""  # which part of it the queries show
     tests: tuple[str, ...] = ()  # files, if it is not a promise
@@ -34,7 +35,7 @@ def claims(folder: Path) -> list[Claim]:
     """Return the claims of a folder. Raises TypeError if a table has an unknown key or lacks a required one."""
     tables = tomllib.loads((folder / "claims.toml").read_text())["claim"]
     return [
-        Claim(**{**table, "queries": tuple(table["queries"]), "tests": tuple(table.get("tests", ()))})
+        Claim(**{**table, "queries": tuple(table.get("queries", ())), "tests": tuple(table.get("tests", ()))})
         for table in tables
     ]
 
@@ -59,6 +60,8 @@ def claim_problems(folder: Path, known: Collection[str]) -> Iterator[str]:
 
 
 def _sentence_problems(claim: Claim) -> Iterator[str]:
+    if bool(claim.queries) == bool(claim.none):
+        yield f"claims.toml: name queries, or say why there are none: {claim.sentence}"
     if not claim.document:
         if claim.sentence not in {promise.text for section in sections() for promise in section.promises}:
             yield f"claims.toml: not a promise of tests/promises.toml: {claim.sentence}"
@@ -81,7 +84,7 @@ def table(listed: Sequence[Claim]) -> str:
         limits = f"<br>{claim.limits}" if claim.limits else ""
         files = claim.tests or sorted({test.partition("::")[0] for test in marked.get(claim.sentence, ())})
         tests = "<br>".join(f"[`{Path(file).name}`](../{file})" for file in files) or "none"
-        names = "<br>".join(f"`{query}`" for query in claim.queries)
+        names = "<br>".join(f"`{query}`" for query in claim.queries) or f"none. {claim.none}"
         lines.append(f"| **{claim.sentence}**{source}{limits} | {names} | {tests} |")
     return "\n".join([*lines, END])
 
