@@ -1,8 +1,7 @@
 """A second verifier of the record of a run, written from spec/record.md alone: it shares no code with the package.
 
-It covers sections 6 to 9, 11 and 14: every log for itself, then the run, and the claims that need no evidence: every log
-is genuine, both ends agree, run, complete, code, data, sealed, checkpoints. It leaves out section 13: it verifies no proof,
-and does not judge the claims that rest on one (what workers presented, nobody else was admitted, all are attested).
+It covers sections 6 to 9, 11 and 14: every log, then the run and the claims that need no evidence. It leaves out section 13:
+it verifies no proof, nor the claims that rest on one (what workers presented, nobody else was admitted, all are attested).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import re
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -24,15 +23,10 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 
 SHOWN, REFUTED, NOT_SHOWN = "shown", "refuted", "not shown"
 LONGEST_LINE, LONGEST_LOG, MOST_LINES, MOST_ITEMS = 262_144, 1 << 30, 1 << 20, 256
-
+Entry = dict[str, Any]
 # What a value must be: a pattern for a text, a range for an integer, a list or a tuple of such, or an object with names.
-TEXT, HEX, DIGEST, HEAD, SIGNATURE = (
-    "[^\ud800-\udfff]*",
-    "([0-9a-f]{2})*",
-    "[0-9a-f]{64}",
-    "([0-9a-f]{64})?",
-    "[0-9a-f]{128}",
-)
+TEXT, HEX = "[^\ud800-\udfff]*", "([0-9a-f]{2})*"
+DIGEST, HEAD, SIGNATURE = "[0-9a-f]{64}", "([0-9a-f]{64})?", "[0-9a-f]{128}"
 COUNT, INTEGER = range(1 << 63), range(1 - (1 << 63), 1 << 63)
 CERTIFIED = {"rank": COUNT, "key": DIGEST, "tls_key": HEX, "certified": HEX}
 STATED = CERTIFIED | {"head": HEAD, "signature": SIGNATURE}
@@ -41,7 +35,7 @@ PRESENTATION = {"kind": INTEGER, "at": INTEGER, "preimage": TEXT, "digest": TEXT
 COMMON = {"kind": TEXT, "number": COUNT, "previous": DIGEST, "at": INTEGER}
 KINDS: dict[str, dict[str, Any]] = {
     "begin": CERTIFIED
-    | dict.fromkeys(("run", "generation", "same_host", "policy_file"), TEXT)
+    | {"run": "[ -~]{1,128}", "generation": "[ -~]{1,64}", "same_host": TEXT, "policy_file": TEXT}
     | dict.fromkeys(("roster", "listings", "table", "policy"), DIGEST)
     | {"format": range(1, 2), "suite": range(256), "policy_files": {...: DIGEST}, "before": HEAD}
     | {"presentation": ({}, PRESENTATION), "versions": dict.fromkeys(("ringfence", "torch", "python"), TEXT)},
@@ -57,16 +51,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "end": {"how": "left|failed", "text": TEXT},
 }
 
-Entry = dict[str, Any]
-
-
-class Refused(Exception):
-    """A log that is not genuine: the place, and why."""
-
 
 def require(condition: bool, why: str) -> None:
+    """Refuse a log with ValueError. Whatever cannot be decoded raises that too, or RecursionError."""
     if not condition:
-        raise Refused(why)
+        raise ValueError(why)
 
 
 def label(purpose: str) -> bytes:
@@ -83,11 +72,8 @@ def encode(document: Any) -> bytes:
 
 def decode(data: bytes) -> Any:
     """Parse JSON that has only one encoding."""
-    try:
-        found = json.loads(data.decode("ascii"))
-        require(encode(found) == data, "is not in the one encoding")
-    except (ValueError, RecursionError) as error:
-        raise Refused("is not JSON") from error
+    found = json.loads(data.decode("ascii"))
+    require(encode(found) == data, "is not in the one encoding")
     return found
 
 
@@ -112,237 +98,203 @@ def is_signed(key: str, signature: str, message: bytes) -> bool:
     try:
         if len(key) == 64:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), message)
-            return True
-        tls_key = load_der_public_key(bytes.fromhex(key))
-        if isinstance(tls_key, ec.EllipticCurvePublicKey):
-            tls_key.verify(bytes.fromhex(signature), message, ec.ECDSA(hashes.SHA256()))
-            return True
+        else:
+            tls_key = load_der_public_key(bytes.fromhex(key))
+            require(isinstance(tls_key, ec.EllipticCurvePublicKey), "another kind of key")
+            tls_key.verify(bytes.fromhex(signature), message, ec.ECDSA(hashes.SHA256()))  # type: ignore
     except (InvalidSignature, UnsupportedAlgorithm, ValueError):
-        pass
-    return False
+        return False
+    return True
 
 
-class Log(NamedTuple):
-    """What is signed of a log: its entries, without the signatures; the digests of these; and what files say."""
+class Log:
+    """A log that was verified with the files that it names: its entries up to the last signature, without signatures."""
 
-    entries: list[Entry]
-    signatures: list[str]
-    workers: list[Entry]  # in the roster
-    heads: list[Entry]  # of previous logs, as their workers signed them
+    def __init__(self, path: Path) -> None:
+        self.folder, self.lines = path.parent, list[Entry]()
+        self.signatures = list[str]()  # the digests of these lines
+        self.entries = self.read_lines(path.read_bytes())
+        self.first, self.last = self.entries[0], self.entries[-1]
+        self.rank, self.roster = int(self.first["rank"]), bytes.fromhex(self.first["roster"])
+        require(path.name == f"{self.first['roster'][:16]}-{self.rank}.jsonl", "it has the name of another log")
+        self.workers = self.read_listings(self.file(self.first["listings"]))
+        self.check_first_line()
+        self.heads = [said for entry in self.entries if entry["kind"] == "heads" for said in self.read_heads(entry)]
 
-    def all(self, kind: str, name: str) -> list[Any]:
-        return [entry[name] for entry in self.entries if entry["kind"] == kind]
+    def all(self, kind: str, *names: str) -> list[Any]:
+        return [tuple(entry[name] for name in names) for entry in self.entries if entry["kind"] == kind]
 
-    @property
-    def rank(self) -> int:
-        return int(self.entries[0]["rank"])
+    def file(self, name: str) -> bytes:
+        blob = self.folder / "blobs" / name
+        content = blob.read_bytes() if blob.is_file() else b""
+        require(hashlib.sha256(content).hexdigest() == name, f"the file {name} is missing or another")
+        return content
 
+    def read_lines(self, content: bytes) -> list[Entry]:
+        """Return the entries of a log up to its last signature: section 6."""
+        lines = re.findall(rb"[^\n]*\n|[^\n]+", content)
+        require(len(content) <= LONGEST_LOG and len(lines) <= MOST_LINES, "the log is too long")
+        previous, signed = digest("record line", b""), 0
+        for number, line in enumerate(lines):
+            try:
+                self.lines.append(self.next_line(line, previous))
+            except (ValueError, RecursionError) as error:
+                behind = any(each.endswith(b"\n") and b'"kind":"signature"' in each for each in lines[number:])
+                require(not behind, f"entry {number}: {error}")
+                break
+            previous = digest("record line", line[:-1])
+            if self.lines[-1]["kind"] == "signature":
+                signed = number
+                self.signatures.append(previous.hex())
+        require(signed > 0, "nothing in it is signed")
+        return [entry for entry in self.lines[:signed] if entry["kind"] != "signature"]
 
-def next_line(line: bytes, seen: list[Entry], previous: bytes) -> Entry:
-    """Parse the line that follows these entries and signatures: section 6."""
-    require(line.endswith(b"\n") and len(line) <= LONGEST_LINE, "is cut or too long")
-    entry = decode(line[:-1])
-    kind = entry["kind"] if isinstance(entry, dict) and entry.get("kind") in list(KINDS) else ""
-    require(bool(kind) and fits(entry, COMMON | KINDS[kind]), "is of an unknown kind, or malformed")
-    require(len(entry.get("peers", entry.get("points", []))) <= MOST_ITEMS, "has too many items")
-    require((entry["number"], entry["previous"]) == (len(seen), previous.hex()), "does not follow the one before")
-    require((kind == "begin") == (not seen), "is the first and no begin, or a second begin")
-    last = next((each["kind"] for each in reversed(seen) if each["kind"] != "signature"), "")
-    require(last != "end" or kind == "signature", "follows the end")
-    if kind == "signature":
-        message = label("record signature") + encode({name: entry[name] for name in entry if name != "signature"})
-        require(is_signed(seen[0]["key"], entry["signature"], message), "its signature is wrong")
-    return entry
+    def next_line(self, line: bytes, previous: bytes) -> Entry:
+        require(line.endswith(b"\n") and len(line) <= LONGEST_LINE, "is cut or too long")
+        entry = decode(line[:-1])
+        kind = entry["kind"] if isinstance(entry, dict) and entry.get("kind") in list(KINDS) else ""
+        require(bool(kind) and fits(entry, COMMON | KINDS[kind]), "is of an unknown kind, or malformed")
+        require(len(entry.get("peers", entry.get("points", []))) <= MOST_ITEMS, "has too many items")
+        require((entry["number"], entry["previous"]) == (len(self.lines), previous.hex()), "does not follow")
+        require((kind == "begin") == (not self.lines), "is the first and no begin, or a second begin")
+        last = next((each["kind"] for each in reversed(self.lines) if each["kind"] != "signature"), "")
+        require(last != "end" or kind == "signature", "follows the end")
+        if kind == "signature":
+            message = label("record signature") + encode({name: entry[name] for name in entry if name != "signature"})
+            require(is_signed(self.lines[0]["key"], entry["signature"], message), "its signature is wrong")
+        return entry
 
+    def read_listings(self, content: bytes) -> list[Entry]:
+        """Decode a file of listings (admission.md), and check that all are of one session: section 7."""
+        stream, found = io.BytesIO(content + b"\0"), []  # listings that are cut take this byte
+        take = stream.read
+        size = take(4)
+        texts = [self.first[name].encode("ascii") for name in ("run", "generation")]
+        session = b"".join(len(text).to_bytes(2, "big") + text for text in texts)
+        for rank in range(int.from_bytes(size, "big")):
+            start, expected = stream.tell(), session + rank.to_bytes(4, "big") + size
+            require(take(len(expected)) == expected, "a listing is of another run, generation, rank or world size")
+            tls_key, host = take(64)[32:], take(int.from_bytes(take(2), "big")).decode("ascii")
+            require(fits(host, "[ -~]{1,255}"), "a listing has a bad host")
+            take(2)  # the port
+            entry = content[start : stream.tell()]
+            length = take(1 + 32 + 4)[-4:]  # after the kind and the digest of the proof
+            require(len(take(int.from_bytes(length, "big"))) <= 4096, "an endorsement is too long")
+            listing = content[start : stream.tell()]
+            found.append({"tls": tls_key, "host": host, "digest": digest("entry", entry), "listing": listing})
+        require(stream.tell() == len(content), "the listings are cut, or something follows them")
+        return found
 
-def read_lines(content: bytes) -> tuple[list[Entry], list[str]]:
-    """Return the entries of a log up to its last signature, and the digests of its signatures: section 6."""
-    lines = re.findall(rb"[^\n]*\n|[^\n]+", content)
-    require(len(content) <= LONGEST_LOG and len(lines) <= MOST_LINES, "the log is too long")
-    previous, signed = digest("record line", b""), 0
-    seen: list[Entry] = []
-    signatures = []
-    for number, line in enumerate(lines):
-        try:
-            seen.append(next_line(line, seen, previous))
-        except Refused as error:
-            behind = any(each.endswith(b"\n") and b'"kind":"signature"' in each for each in lines[number:])
-            require(not behind, f"entry {number}: {error}")
-            break
-        previous = digest("record line", line[:-1])
-        if seen[-1]["kind"] == "signature":
-            signed = number
-            signatures.append(previous.hex())
-    require(signed > 0, "nothing in it is signed")
-    return [entry for entry in seen[:signed] if entry["kind"] != "signature"], signatures
+    def check_first_line(self) -> None:
+        """Check the roster, the key of the log and the files that lines name: section 7."""
+        parts = [bytes.fromhex(self.first["policy"]), bytes([self.first["suite"]]), self.file(self.first["table"])]
+        parts += [worker["listing"] for worker in self.workers]
+        require(self.roster == digest("roster", *parts), "its roster is another")
+        self.check_key(self.first)
+        presented = self.first["presentation"].get("parts", [])
+        names = [*self.first["policy_files"].values(), *chain(*self.all("code", "arguments", "packages"))]
+        for name in (*names, *(name for part in presented for name in (part["proof"], *part["claims"]) if name)):
+            self.file(name)
 
+    def check_key(self, said: Entry) -> None:
+        """Check that the worker which the roster has with this rank certified the key of its log."""
+        require(said["rank"] < len(self.workers), "its rank is not in the roster")
+        worker = self.workers[said["rank"]]
+        message = label("record key") + worker["digest"] + self.roster + bytes.fromhex(said["key"])
+        require(hashlib.sha256(bytes.fromhex(said["tls_key"])).digest() == worker["tls"], "its TLS key is another")
+        require(is_signed(said["tls_key"], said["certified"], message), "the key of the log is not certified")
 
-def read_listings(content: bytes) -> list[Entry]:
-    """Decode a file of listings (admission.md), and check the ranks: section 7."""
-    stream, found = io.BytesIO(content), []
+    def read_heads(self, entry: Entry) -> list[Entry]:
+        """Decode a list of heads of previous logs: section 9."""
+        found: list[Entry] = decode(self.file(entry["list"])) if entry["list"] else []
+        require(fits(found, [STATED]), "the list of heads is malformed")
+        ranks = [said["rank"] for said in found]
+        is_counted = len(ranks) + entry["missing"] == len(self.workers)
+        require(ranks == sorted(set(ranks)) and is_counted, "the list of heads is not in order, or lacks some")
+        for said in found:
+            self.check_key(said)
+            message = self.roster + said["rank"].to_bytes(4, "big") + bytes.fromhex(said["head"])
+            message = label("record previous head") + message
+            require(is_signed(said["key"], said["signature"], message), "a head has a wrong signature")
+        return found
 
-    def take(size: int) -> bytes:
-        taken = stream.read(size)
-        require(len(taken) == size, "the listings are cut")
-        return taken
-
-    def number(size: int) -> int:
-        return int.from_bytes(take(size), "big")
-
-    def text(longest: int) -> bytes:
-        taken = take(number(2))
-        require(re.fullmatch(rb"[ -~]{1,%d}" % longest, taken) is not None, "the listings have a bad text")
-        return taken
-
-    size = number(4)
-    for rank in range(size):
-        start, run, generation = stream.tell(), text(128), text(64)
-        require((number(4), number(4)) == (rank, size), "the listings have another rank")
-        worker = {"run": run.decode(), "generation": generation.decode(), "tls": take(64)[32:], "host": text(255)}
-        take(2)  # the port
-        worker["entry"] = content[start : stream.tell()]
-        require(len(take(1 + 32) + take(number(4))) <= 33 + 4096, "an endorsement is too long")
-        found.append(worker | {"listing": content[start : stream.tell()]})
-    require(stream.tell() == len(content), "something follows the listings")
-    return found
-
-
-def check_key(said: Entry, workers: list[Entry], roster: bytes) -> None:
-    """Check that the worker which the roster has with this rank certified the key of its log: section 7."""
-    require(said["rank"] < len(workers), "its rank is not in the roster")
-    worker = workers[said["rank"]]
-    message = label("record key") + digest("entry", worker["entry"]) + roster + bytes.fromhex(said["key"])
-    require(hashlib.sha256(bytes.fromhex(said["tls_key"])).digest() == worker["tls"], "its TLS key is another")
-    require(is_signed(said["tls_key"], said["certified"], message), "the key of the log is not certified")
-
-
-def read_heads(content: bytes, workers: list[Entry], roster: bytes) -> list[Entry]:
-    """Decode a list of heads of previous logs: section 9."""
-    found = decode(content)
-    require(fits(found, [STATED]), "the list of heads is malformed")
-    ranks = [said["rank"] for said in found]
-    require(ranks == sorted(set(ranks)), "the list of heads is not in order")
-    for said in found:
-        check_key(said, workers, roster)
-        message = roster + said["rank"].to_bytes(4, "big") + bytes.fromhex(said["head"])
-        require(
-            is_signed(said["key"], said["signature"], label("record previous head") + message), "a head is not signed"
-        )
-    return list(found)
-
-
-def read_log(path: Path) -> Log:
-    """Read a log with the files that it names: sections 6, 7 and 9."""
-    log = Log(*read_lines(path.read_bytes()), [], [])
-    first = log.entries[0]
-    require(path.name == f"{first['roster'][:16]}-{log.rank}.jsonl", "it has the name of another log")
-    lists, parts = log.all("heads", "list"), first["presentation"].get("parts", [])
-    names = [first["listings"], first["table"], *first["policy_files"].values(), *lists]
-    names += [name for part in parts for name in (part["proof"], *part["claims"])]
-    names += log.all("code", "arguments") + log.all("code", "packages")
-    files = {"": b"[]"}
-    for name in set(names) - {""}:
-        blob = path.parent / "blobs" / name
-        files[name] = blob.read_bytes() if blob.is_file() else b""
-        require(hashlib.sha256(files[name]).hexdigest() == name, f"the file {name} is missing or another")
-    log.workers.extend(read_listings(files[first["listings"]]))
-    policy = (bytes.fromhex(first["policy"]), bytes([first["suite"]]), files[first["table"]])
-    roster = digest("roster", *policy, *(worker["listing"] for worker in log.workers))
-    require(first["roster"] == roster.hex(), "its roster is another")
-    check_key(first, log.workers, roster)
-    worker = log.workers[log.rank]
-    require((worker["run"], worker["generation"]) == (first["run"], first["generation"]), "its run is another")
-    for name, missing in zip(lists, log.all("heads", "missing"), strict=True):
-        heads = read_heads(files[name], log.workers, roster)
-        require(len(heads) + missing == len(log.workers), "the number of missing heads is another")
-        log.heads.extend(heads)
-    return log
+    def is_unsealed(self) -> bool:
+        """Whether it counts one that is not in the roster, or bytes inside the machine to or from another machine."""
+        near = [worker["host"] == self.workers[self.rank]["host"] for worker in self.workers]
+        counts = chain(*chain(*self.all("peers", "peers")))
+        return any(rank >= len(near) or (any(inside) and not near[rank]) for rank, _, _, *inside, _, _ in counts)
 
 
-def has_gap(session: list[Log], logs: list[Log]) -> bool:
-    """Whether a log of a session has no end, although nobody else lost it, or names a head that is in no log: section 14."""
+def has_gap(sessions: list[list[Log]]) -> bool:
+    """Whether a run has a gap of section 14, other than a log that is missing or refused."""
+    logs = [log for session in sessions for log in session]
     known = {(log.rank, signature) for log in logs for signature in log.signatures}
-    for log in session:
-        blamed = [rank for other in session if other is not log for rank in other.all("lost", "worker")]
-        heads = [(log.rank, log.entries[0]["before"]), *((said["rank"], said["head"]) for said in log.heads)]
-        heads += zip(log.all("rejoined", "rank"), log.all("rejoined", "before"), strict=True)
-        if (log.entries[-1]["kind"] != "end" and log.rank not in blamed) or not {h for h in heads if h[1]} <= known:
-            return True
-    return False
+    before = [(log.rank, log.first["before"]) for log in logs if log.first["before"]]
+    named = {(said["rank"], said["head"]) for log in logs for said in log.heads}
+    named.update(*(log.all("rejoined", "rank", "before") for log in logs), before)
+    for session in sessions:
+        for log in session:
+            blamed = chain(*(other.all("lost", "worker") for other in session if other is not log))
+            has_end = log.last["kind"] == "end" or (log.rank,) in blamed
+            if not has_end or (session is sessions[-1] and log.last.get("how") != "left"):
+                return True
+    is_one = len({log.first["run"] for log in logs}) == 1 and len(before) == len(set(before))
+    return not is_one or not {(rank, head) for rank, head in named if head} <= known
 
 
-def is_unsealed(log: Log) -> bool:
-    """Whether a worker counts one that is not in the roster, or bytes inside the machine to or from another machine."""
-    hosts = [worker["host"] for worker in log.workers]
-    for rank, _, _, sent, received, _, _ in chain.from_iterable(log.all("peers", "peers")):
-        if rank >= len(hosts) or ((sent or received) and hosts[rank] != hosts[log.rank]):
-            return True
-    return False
-
-
-def compare(session: list[Log]) -> str:
+def agreement(session: list[Log]) -> str:
     """Compare the points that both ends have: section 11."""
     ends: dict[tuple[Any, ...], dict[int, str]] = {}
     for log in session:
-        for other, connection, channel, received, count, value in chain.from_iterable(log.all("passed", "points")):
+        for other, connection, channel, received, count, value in chain(*chain(*log.all("passed", "points"))):
             pair = (other, log.rank) if received else (log.rank, other)
             end = ends.setdefault((pair, connection, channel, count), {})
-            is_right = other in range(len(log.workers)) and other != log.rank
-            if not is_right or end.setdefault(received, value) != value or len(set(end.values())) > 1:
+            is_peer = other in range(len(log.workers)) and other != log.rank
+            if not is_peer or end.setdefault(received, value) != value or len(set(end.values())) > 1:
                 return REFUTED
-    is_compared = len(session[0].workers) == 1 or any(len(end) == 2 for end in ends.values())
-    return SHOWN if is_compared else NOT_SHOWN
+    return SHOWN if len(session[0].workers) == 1 or any(len(end) == 2 for end in ends.values()) else NOT_SHOWN
 
 
 def descend(sessions: list[list[Log]], anchors: set[str], start: set[str]) -> bool:
-    """Whether the run wrote these checkpoints, and each log read only what it or an earlier session wrote."""
-    written: set[str] = set()
+    """Whether these checkpoints were written, and each log read what it or an earlier session wrote, or the run began with."""
+    earlier, written = set(start), set[str]()
     for session in sessions:
-        own: list[set[str]] = [set() for _ in session]
-        for log, mine in zip(session, own, strict=True):
-            for action, anchor in zip(log.all("checkpoint", "action"), log.all("checkpoint", "anchor"), strict=True):
+        known = [set(earlier) for _ in session]
+        for log, own in zip(session, known, strict=True):
+            for action, anchor in log.all("checkpoint", "action", "anchor"):
                 if action == "written":
-                    mine.add(anchor)
-                elif anchor not in mine | written | start:
+                    written.add(anchor)
+                elif anchor not in own:
                     return False
-        written = written.union(*own)
+                own.add(anchor)
+        earlier.update(*known)
     return anchors <= written
 
 
 def verify(folder: Path, claims: dict[str, set[str]]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the refused logs with the reasons, and the state of each claim that is judged here: section 14.
-
-    `claims` has what is claimed: `run`, `scripts`, `packages`, `data`, `checkpoints`, and `started_from` if there is one.
-    """
-    refused: dict[str, str] = {}
-    by_roster: dict[str, list[Log]] = {}
+    """Return the refused logs with the reasons, and the state of each claim: section 14. All of `claims` are judged."""
+    refused, logs = dict[str, str](), list[Log]()
     for path in sorted(folder.glob("*.jsonl")):
         try:
-            log = read_log(path)
-            by_roster.setdefault(log.entries[0]["roster"], []).append(log)
-        except Refused as error:
+            logs.append(Log(path))
+        except (ValueError, RecursionError) as error:
             refused[path.name] = str(error)
-    sessions = sorted(by_roster.values(), key=lambda session: min(log.entries[0]["at"] for log in session))
-    logs = [log for session in sessions for log in session]
-    first, last = [log.entries[0] for log in logs], [log.entries[-1] for log in sessions[-1]] if sessions else []
-    runs, compared = {each["run"] for each in first}, {compare(session) for session in sessions}
-    follow = [(each["rank"], each["before"]) for each in first if each["before"]]
+    sessions = [[log for log in logs if log.roster == roster] for roster in {log.roster for log in logs}]
+    sessions.sort(key=lambda session: min(log.first["at"] for log in session))
     is_whole = not refused and all(len(session) == len(session[0].workers) for session in sessions)
-    has_gaps = not is_whole or len(runs) > 1 or any(has_gap(session, logs) for session in sessions)
-    has_code = all(log.all("code", "script") for log in logs if log.entries[-1]["kind"] == "end")
-    scripts, packages, roots = (
-        {value for log in logs for value in log.all(kind, name)}
-        for kind, name in (("code", "digest"), ("code", "packages"), ("data", "root"))
-    )
+    agreements = {agreement(session) for session in sessions}
+    code = list(chain(*(log.all("code", "digest", "packages") for log in logs)))
+    is_code = all(script in claims["scripts"] and packages in claims["packages"] for script, packages in code)
+    has_code = all(log.all("code") for log in logs if log.last["kind"] == "end")
+    roots = {root for log in logs for (root,) in log.all("data", "root")}
     found = {  # whether it is refuted, and otherwise whether it is shown
         "genuine": (bool(refused), True),
-        "agree": (REFUTED in compared, NOT_SHOWN not in compared),
-        "run": (not runs <= claims["run"], is_whole),
-        "complete": (has_gaps or len(follow) > len(set(follow)) or any(e.get("how") != "left" for e in last), True),
-        "code": (not (scripts <= claims["scripts"] and packages <= claims["packages"]), is_whole and has_code),
+        "agree": (REFUTED in agreements, NOT_SHOWN not in agreements),
+        "run": (any(log.first["run"] not in claims["run"] for log in logs), is_whole),
+        "complete": (not is_whole or has_gap(sessions), True),
+        "code": (not is_code, is_whole and has_code),
         "data": (not roots <= claims["data"], bool(roots)),
-        "sealed": (any(map(is_unsealed, logs)), is_whole),
+        "sealed": (any(log.is_unsealed() for log in logs), is_whole),
         "checkpoints": (not descend(sessions, claims["checkpoints"], claims.get("started_from", set())), True),
     }
-    states = {name: REFUTED if refuted else SHOWN if shown else NOT_SHOWN for name, (refuted, shown) in found.items()}
-    return refused, states
+    return refused, {name: REFUTED if no else SHOWN if yes else NOT_SHOWN for name, (no, yes) in found.items()}

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
+from tests import second_verifier
 from tests.attack import record_verifiers
 from tests.attack.record_changes import CHANGES, LIES
 
 NIGHTLY = int(os.environ.get("RECORD_CHANGES", "50000"))
+
+
+def is_import(node: ast.AST) -> TypeGuard[ast.Import | ast.ImportFrom]:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def test_the_second_verifier_has_no_code_of_the_package() -> None:
+    tree = ast.walk(ast.parse(Path(second_verifier.__file__).read_text()))
+    names = {
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in tree if is_import(node)
+    }
+    assert "cryptography.exceptions" in names
+    assert not [name for name in names if name is None or name.partition(".")[0] in ("ringfence", "tests")]
 
 
 @pytest.mark.promise("A log of a run that was changed is refused, with the entry named, or says less than before.")
