@@ -190,8 +190,26 @@ def test_points_that_contradict_each_other_are_refused(logs: list[Path]) -> None
     assert found.state == REFUTED and "two digests" in found.reasons[0]
 
 
-def test_bytes_that_were_shared_with_another_machine_are_named(logs: list[Path]) -> None:
-    """The counts of peers are no entries of a log that was read, so a new one takes their place."""
+def test_a_head_before_that_no_log_has_is_named_though_the_list_has_another(logs: list[Path]) -> None:
+    _, run = samples.sessions()
+    with logs[4].open("rb") as stream:
+        fields = log.read(stream).begin.fields
+    rewritten(logs[4], "begin", {**fields, "before": "ff" * 32}, run.session.record_key(1))
+    found = judged(logs[0].parent)["complete"]
+    assert found.state == REFUTED
+    assert any("its head is ffffffffffffffff" in each for each in found.reasons), found.reasons
+
+
+def test_missing_heads_are_counted_without_a_list_too(logs: list[Path]) -> None:
+    _, run = samples.sessions()
+    rewritten(logs[4], "heads", {"list": "", "missing": 0}, run.session.record_key(1))
+    found = judged(logs[0].parent)["every log is genuine"]
+    assert found.state == REFUTED and logs[4].name in found.reasons[0]
+
+
+@pytest.mark.parametrize("later", [[], [[2, 0, 0, 0, 0, 0, 0]]])
+def test_bytes_that_were_shared_with_another_machine_are_named(logs: list[Path], later: list[list[int]]) -> None:
+    """Also if a later entry counts fewer. Counts of peers are no entries of a log that was read, so they are written anew."""
     _, run = samples.sessions()
     path = logs[4]
     with path.open("rb") as stream:
@@ -200,7 +218,9 @@ def test_bytes_that_were_shared_with_another_machine_are_named(logs: list[Path])
     file = LogFile(path.parent, path.name, run.session.record_key(1))
     for entry in entries[:-1]:
         file.append(entry.kind, entry.fields)
-    file.append("peers", {"peers": [[0, 0, 0, 5, 5, 0, 0], [2, 0, 0, 3, 4, 0, 0]]})
+    for peers in ([[0, 0, 0, 5, 5, 0, 0], [2, 0, 0, 3, 4, 0, 0]], later):
+        file.append("peers", {"peers": peers})
+        file.sign()
     file.append(entries[-1].kind, entries[-1].fields)
     file.sign()
     file.close()
