@@ -32,6 +32,7 @@ from tests.limits import HANG
 from tests.pool import Pool
 from tests.unit import snp_mint, tdx_mint
 from tests.unit.evidence_samples import Run, snp_run, tdx_run, test_roots
+from tests.unit.log_samples import VERSIONS
 from tests.unit.test_collect import VCEK, table
 
 assert test_roots  # a fixture, used by name
@@ -149,7 +150,7 @@ def written(folder: Path, run: Run, guest: Kernel, size: int) -> list[LogEntry]:
     found = []
     for rank, join in enumerate(joined):
         assert join is not None and join.presentation is not None
-        fields = begin.fields_of(join, rank, key, blobs, policy=settings.policy, versions={}, before="")
+        fields = begin.fields_of(join, rank, key, blobs, policy=settings.policy, versions=VERSIONS, before="")
         found.append(LogEntry(log.BEGIN, 0, log.FIRST.hex(), 1000 * join.presentation.at + 1, fields))
     return found
 
