@@ -42,6 +42,14 @@ def test_all_claims_of_a_run_with_a_kill_and_a_rejoin_are_shown(logs: list[Path]
     assert all(each.reasons for each in found.values())
 
 
+def test_what_workers_presented_is_kept_by_the_whole_digest_of_their_roster(logs: list[Path]) -> None:
+    """The first digits, which are in the names of logs, can be made alike for two sessions."""
+    found = Record.read(logs[0].parent)
+    rosters = [session.roster for session in found.sessions]
+    assert set(found.shown) == {(roster, rank) for roster in rosters for rank in range(3)}
+    assert {len(roster) for roster in rosters} == {64}
+
+
 def test_a_shared_secret_names_nobody(tmp_path: Path) -> None:
     samples.write(tmp_path, samples.sessions_by_secret())
     found = judged(tmp_path)

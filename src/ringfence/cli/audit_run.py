@@ -101,7 +101,7 @@ def _log_facts(state: LogState, record: Record) -> dict[str, Any]:
         said, last = state.log.begin.fields, state.log.entries[-1]
         found |= {name: said[name] for name in ("run", "generation", "rank", "roster", "policy")}
         found |= {"began": _time(state.log.begin.at), "last": _time(last.at), "ended": last.fields.get("how", "")}
-        shown = record.shown[said["roster"][:16], said["rank"]]
+        shown = record.shown[said["roster"], said["rank"]]
         found |= {"presented": "; ".join(_presented(each) for each in shown) or "nothing: it is alone"}
         found |= {"entries": len(state.log.entries), "head": state.log.head.hex()}
     return found

@@ -60,7 +60,7 @@ class Record:
 
     states: Sequence[LogState]
     sessions: Sequence[Session]
-    shown: Mapping[tuple[str, int], Sequence[Shown]]  # by session and rank
+    shown: Mapping[tuple[str, int], Sequence[Shown]]  # by roster and rank
     blobs: Blobs
 
     @classmethod
@@ -72,7 +72,7 @@ class Record:
         for session in sessions:
             begins = {rank: own.begin for rank, own in session.logs.items()}
             for rank, begin in begins.items():
-                shown[session.name, rank] = verify_shown(begin, blobs, begins)
+                shown[session.roster, rank] = verify_shown(begin, blobs, begins)
         return cls(states, sessions, shown, blobs)
 
     def logs(self) -> Iterator[tuple[Session, int, Log]]:
@@ -151,7 +151,7 @@ def _genuine(record: Record) -> tuple[str, list[str]]:
 def _admitted(record: Record) -> tuple[str, list[str]]:
     problems, kept = [], 0
     for session, rank, _ in record.logs():
-        for each in record.shown[session.name, rank]:
+        for each in record.shown[session.roster, rank]:
             kept += each.verdict == VERIFIED
             if each.verdict == REFUSED:
                 problems.append(f"{session.place(rank)}: {each.kind}: {each.reason}")
@@ -215,7 +215,7 @@ def _everyone(record: Record, judged: Callable[[Session, int, Log], str]) -> tup
 
 def _members(record: Record, claims: Claims) -> tuple[str, list[str]]:
     def judged(session: Session, rank: int, own: Log) -> str:
-        names = [each.facts["identity"] for each in record.shown[session.name, rank] if "identity" in each.facts]
+        names = [each.facts["identity"] for each in record.shown[session.roster, rank] if "identity" in each.facts]
         if not names:
             return _Undecided("what it presented names nobody")
         return "" if set(names) <= set(claims.workers) else f"{', '.join(names)} was admitted"
@@ -225,7 +225,7 @@ def _members(record: Record, claims: Claims) -> tuple[str, list[str]]:
 
 def _attested(record: Record, claims: Claims) -> tuple[str, list[str]]:
     def judged(session: Session, rank: int, own: Log) -> str:
-        for each in record.shown[session.name, rank]:
+        for each in record.shown[session.roster, rank]:
             if each.kind in claims.attested and each.verdict == VERIFIED:
                 wrong = [
                     f"{each.kind}: {name} is {each.facts.get(name, 'not there')}"

@@ -21,10 +21,14 @@ class Session:
     logs: dict[int, Log]
 
     @property
-    def name(self) -> str:
-        """The beginning of its roster's digest, as in the names of its logs."""
-        found: str = next(iter(self.logs.values())).begin.fields["roster"][:16]
+    def roster(self) -> str:
+        found: str = next(iter(self.logs.values())).begin.fields["roster"]
         return found
+
+    @property
+    def name(self) -> str:
+        """The beginning of its roster's digest, as in the names of its logs: for messages, since two can be made alike."""
+        return self.roster[:16]
 
     @property
     def run_id(self) -> str:
@@ -100,11 +104,11 @@ class _Heads:
     """The signatures of all logs, to look for the heads that later logs name."""
 
     def __init__(self, sessions: Sequence[Session]) -> None:
-        self._known: dict[tuple[str, int, str], str] = {}
-        self._followed: dict[tuple[int, str], str] = {}
+        self._known: set[tuple[str, int, str]] = set()
+        self._followed: dict[tuple[int, str], Session] = {}
         for session in sessions:
             for rank, own in session.logs.items():
-                self._known |= {(session.run_id, rank, head.hex()): session.name for head in own.heads}
+                self._known.update((session.run_id, rank, head.hex()) for head in own.heads)
 
     def missing(self, session: Session, rank: int, blobs: Blobs) -> Iterator[str]:
         """Return the heads that one log names and no log has, and those that two logs follow."""
@@ -118,8 +122,8 @@ class _Heads:
                 named += [(each, stated[each]["head"]) for each in stated]
         for each, head in named:
             yield from self._unknown(session, each, head)
-        if before and self._followed.setdefault((rank, before), session.name) != session.name:
-            yield f"{session.place(rank)}: session {self._followed[rank, before]} follows the same log: the run was forked"
+        if before and (first := self._followed.setdefault((rank, before), session)) is not session:
+            yield f"{session.place(rank)}: session {first.name} follows the same log: the run was forked"
 
     def _unknown(self, session: Session, rank: int, head: str) -> Iterator[str]:
         if head and (session.run_id, rank, head) not in self._known:
