@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ringfence.collectives import Thresholds
 from ringfence.collectives.schedule import Action, Step
 from ringfence.dataplane import _core, native
 from ringfence.errors import AbortedError, PeerLostError, ProtocolError
@@ -19,6 +20,11 @@ from ringfence.link.seal import OriginKeys, Sealer
 from tests.memory_cluster import World, all_reduce
 
 COUNT = 600_000
+GROUPS = {
+    "ring": (3, Thresholds()),
+    "halving": (5, Thresholds(ring_group=3, apart_bytes=1 << 30)),
+    "halving apart": (5, Thresholds(ring_group=3, apart_bytes=0)),
+}
 
 
 def begin(world: World, tensors: list[torch.Tensor]) -> list[Any]:
@@ -44,10 +50,12 @@ def drive(world: World, rounds: int = 300) -> int:
 
 
 @pytest.mark.parametrize("when", range(1, 40, 3))
-def test_an_interrupted_seal_causes_no_wrong_sum(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_interrupted_seal_causes_no_wrong_sum(monkeypatch: pytest.MonkeyPatch, group: str, when: int) -> None:
     """A fused sum exists only in the buffer to be sealed: if sealing is interrupted, the execution must not continue."""
-    world = World(3)
-    tensors = [torch.full((COUNT,), float(10**rank)) for rank in range(3)]
+    size, table = GROUPS[group]
+    world = World(size, table=table)
+    tensors = [torch.full((COUNT,), float(10**rank)) for rank in range(size)]
     genuine, calls = Sealer.seal_into, 0
 
     def seal_into(self: Sealer, *arguments: Any) -> None:
@@ -62,7 +70,7 @@ def test_an_interrupted_seal_causes_no_wrong_sum(monkeypatch: pytest.MonkeyPatch
     drive(world)
     for tensor, request in zip(tensors, requests, strict=True):
         if request.done and request.error is None:
-            assert bool(tensor.eq(111).all())
+            assert bool(tensor.eq((10**size - 1) // 9).all())
     if native.COMPILED and calls >= when:
         assert not all(request.done for request in requests)
 
