@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from ringfence_lab.bench import names
+from ringfence_lab.bench.tee_variants import tee_of
 from ringfence_lab.report import study, tee
 from ringfence_lab.report.figure import Picture, Table, over, ratio_of
 from ringfence_lab.report.labels import order, ratio_text
@@ -14,6 +17,7 @@ from ringfence_lab.report.page import machine_text
 from ringfence_lab.report.study import Study
 from ringfence_lab.report.tee_page import headline, inputs, summary
 from ringfence_lab.report.write import TEE_BUILDERS
+from ringfence_lab.study import grid, tee_cost
 from scripts.generated import table
 from scripts.page import RESULTS, ROOT, published_point
 
@@ -79,18 +83,33 @@ def _steps(found: Study) -> str:
     return _table(Table(made.header[:-2], {name: [row[:-2] for row in rows] for name, rows in made.groups.items()}))
 
 
+SETTINGS: Final = ("model", "preset", "bucket_mb", "workers", "host_cores")
+
+
+def _bytes_alone() -> dict[tuple[Any, ...], float]:
+    """By settings of a cell: the seconds of a step of ringfence if a copy had no fixed cost and hosts took no time."""
+    seconds = {}
+    for cell in grid.built_in("gpu-tee-ringfence"):
+        figures = {**cell.settings["tee"], "copy_overhead": 0.0}
+        rates = tee_of(names.TEE_SEALED, figures)
+        seconds[tuple(cell.settings[each] for each in SETTINGS)] = tee_cost.sealed_seconds(rates, cell.settings["workers"], cell.trace, math.inf)
+    return seconds
+
+
 def _ringfence(_: Study) -> str:
-    """ringfence beside hop by hop."""
+    """ringfence beside hop by hop, and beside the time that its bytes alone take."""
     found = study.read(RESULTS / "gpu-tee-ringfence")
-    rows = []
+    bounds, rows = _bytes_alone(), []
     for cell in sorted(found.cells, key=lambda cell: (-(cell.host_cores or 0), order(cell))):
         bucket = "default" if cell.bucket_mb is None else f"{cell.bucket_mb:g} MiB"
         ratios = (ratio_text(ratio_of(cell, name).median) for name in (tee.CONFIDENTIAL, tee.SEALED))
         beside = f"{over(cell, tee.SEALED, tee.CONFIDENTIAL):.2f}"
-        rows.append(
-            [f"{cell.model}", f"{cell.preset}", bucket, f"{cell.workers}", f"{cell.host_cores:g}", *ratios, beside]
-        )
-    header = ("model", "preset", "buckets", "devices", "cores", "hop by hop", "ringfence", "over hop by hop")
+        settings = tuple(getattr(cell, each) for each in SETTINGS)
+        bound = ratio_text(bounds[settings] / cell.lines[names.TEE_BASELINE[0]].seconds.median)
+        about = (f"{cell.model}", f"{cell.preset}", bucket, f"{cell.workers}", f"{cell.host_cores:g}")
+        rows.append([*about, *ratios, bound, beside])
+    beside = ("hop by hop", "ringfence", "bytes alone", "over hop by hop")
+    header = ("model", "preset", "buckets", "devices", "cores", *beside)
     return f"{table(header, rows)}\n\n`{found.command}`, {found.days}."
 
 
