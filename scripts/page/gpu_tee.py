@@ -108,8 +108,8 @@ def _ringfence(_: Study) -> str:
         bound = ratio_text(bounds[settings] / cell.lines[names.TEE_BASELINE[0]].seconds.median)
         about = (f"{cell.model}", f"{cell.preset}", bucket, f"{cell.workers}", f"{cell.host_cores:g}")
         rows.append([*about, *ratios, bound, beside])
-    beside = ("hop by hop", "ringfence", "bytes alone", "over hop by hop")
-    header = ("model", "preset", "buckets", "devices", "cores", *beside)
+    shown = ("hop by hop", "ringfence", "bytes alone", "over hop by hop")
+    header = ("model", "preset", "buckets", "devices", "cores", *shown)
     return f"{table(header, rows)}\n\n`{found.command}`, {found.days}."
 
 

@@ -7,7 +7,9 @@ was killed leaves such a tail. A line that is wrong with a signature after it is
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import operator
 import re
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
@@ -94,7 +96,7 @@ class Log:
     """A log whose chain and signatures were verified: its entries up to the last signature."""
 
     entries: tuple[LogEntry, ...]  #     without the signatures and the counts of peers
-    peers: dict[int, tuple[int, ...]]  # the highest counts of each peer
+    peers: dict[int, list[int]]  #       the highest counts of each peer
     heads: tuple[bytes, ...]  #          the digest of each signature
     tail: int  #                         bytes after the last one, which were cut
     size: int  #                         bytes up to there, which are signed
@@ -141,7 +143,7 @@ def parse(line: bytes) -> LogEntry:
     kind: str = document["kind"]
     found = json_object.fields(document, {**_COMMON, **KINDS[kind]}, f"the line of kind {kind}")
     if kind == PEERS:  # most of a log: checked here, in one step each
-        if not all(map(_is_peer, found["peers"])):
+        if not _are_peers(found["peers"]):
             raise RecordError(f"the counts of a peer are not {_COUNTS} numbers")
     else:
         _check_values(found, keys.RECORD_DEPTH)
@@ -158,8 +160,6 @@ def parse(line: bytes) -> LogEntry:
 
 def _check_form(kind: str, fields: Json) -> None:
     """Raise RecordError unless the values of an entry are what its kind says."""
-    if kind == PEERS and not all(map(_is_peer, fields["peers"])):
-        raise RecordError(f"the counts of a peer are not {_COUNTS} numbers")
     if kind == "passed" and not all(map(_is_point, fields["points"])):
         raise RecordError("a point does not have the form of one")
     for name, form in _TEXTS.get(kind, {}).items():
@@ -173,10 +173,13 @@ def _check_form(kind: str, fields: Json) -> None:
                 raise RecordError(f"more than {_LIST_ITEMS} {name}")
 
 
-def _is_peer(each: object) -> bool:
-    if not isinstance(each, list) or len(each) != _COUNTS or set(map(type, each)) != {int}:
+def _are_peers(peers: list[Any]) -> bool:
+    if not set(map(type, peers)) <= {list} or not set(map(len, peers)) <= {_COUNTS}:
         return False
-    return bool(min(each) >= 0 and max(each) < json_object.NUMBERS)
+    numbers = list(itertools.chain.from_iterable(peers))
+    if not set(map(type, numbers)) <= {int}:
+        return False
+    return not numbers or (min(numbers) >= 0 and max(numbers) < json_object.NUMBERS)
 
 
 def _is_point(each: object) -> bool:
@@ -269,7 +272,7 @@ def read(stream: BinaryIO) -> Log:
     chain, wrong = _Chain(), None
     entries: list[LogEntry] = []
     unsigned: list[LogEntry] = []
-    peers: dict[int, tuple[int, ...]] = {}
+    peers: dict[int, list[int]] = {}
     heads: list[bytes] = []
     size = kept = 0
     state, digest = hashlib.sha256(), ""
@@ -290,7 +293,9 @@ def read(stream: BinaryIO) -> Log:
             for entry in unsigned:
                 if entry.kind == PEERS:
                     for rank, *counts in entry.fields["peers"]:
-                        peers[rank] = tuple(map(max, counts, peers.get(rank, counts)))
+                        before = peers.get(rank, counts)
+                        rise = all(map(operator.ge, counts, before))  # as they do, unless the worker lies
+                        peers[rank] = counts if rise else list(map(max, counts, before))
                 else:
                     entries.append(entry)
             unsigned.clear()
