@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +26,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.backend import sessions
+from ringfence.link.tag_chain import TagChain
 from ringfence.record import heads
 from ringfence.record.log_file import Blobs, LogFile, log_name, open_folder
+from ringfence.session.recording import Recorder
 from tests.integration.test_record import until
 from tests.pool import Pool
 from tests.unit import run_samples as samples
@@ -39,19 +41,44 @@ FRAMES = 10_000_000  # that passed in each direction of a connection
 DATA_BYTES = 4 << 30
 
 
-def cpu_of_steps(steps: int) -> float:
-    """CPU seconds of this process, all its threads, for so many steps of DDP."""
-    for each in sessions.recorders():
+def cpu_of_steps(steps: int) -> tuple[float, float]:
+    """CPU seconds of this process, all its threads, for so many steps of DDP; and how many of them a record takes.
+
+    These are those of its thread, and those of hashing as many tags as there were, which other threads do.
+    """
+    recorders = sessions.recorders()
+    for each in recorders:
         until(each._collected.is_set)  # what a session does once
     model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))))
     given = torch.ones(64, 512)
     for _ in range(5):
         model(given).sum().backward()
     dist.barrier()
+    tags, spent = _recorded(recorders)
     before = time.process_time()
     for _ in range(steps):
         model(given).sum().backward()
-    return time.process_time() - before
+    total = time.process_time() - before
+    tags, spent = (after - first for after, first in zip(_recorded(recorders), (tags, spent), strict=True))
+    return total, spent + tags * _seconds_a_tag()
+
+
+def _recorded(recorders: Sequence[Recorder]) -> tuple[float, float]:
+    """How many tags were hashed, and the CPU seconds of the threads that write."""
+    tags = seconds = 0.0
+    for each in recorders:
+        assert each._thread is not None and each._thread.ident is not None
+        seconds += time.clock_gettime(time.pthread_getcpuclockid(each._thread.ident))
+        tags += sum(chain._frames for chain in each._chains._chains)
+    return tags, seconds
+
+
+def _seconds_a_tag(count: int = 100_000) -> float:
+    chain, frame = TagChain(1, bytes(32), 0, 0), memoryview(bytes(1000))
+    before = time.thread_time()
+    for _ in range(count):
+        chain.add(1, frame[-16:])
+    return (time.thread_time() - before) / count
 
 
 def measure_step() -> None:
@@ -59,6 +86,7 @@ def measure_step() -> None:
     for world in (2, 4):
         with tempfile.TemporaryDirectory() as folder, Pool() as pool:
             ratios: dict[str, list[float]] = {"with": [], "without, again": []}
+            own: list[float] = []
             written = seconds = 0.0
             for number in range(ROUNDS):
                 found = {}
@@ -67,9 +95,11 @@ def measure_step() -> None:
                     record = Path(folder) / f"{number}"
                     env = {"RINGFENCE_RECORD": str(record)} if which == "with" else {}
                     began = time.monotonic()
-                    found[which] = sum(pool.check(cpu_of_steps, world, args=(STEPS,), env=env, renew=True))
+                    parts = pool.check(cpu_of_steps, world, args=(STEPS,), env=env, renew=True)
+                    found[which] = sum(total for total, _ in parts)
                     pool.leave()
                     if which == "with":
+                        own.append(sum(record for _, record in parts) / found[which])
                         seconds += time.monotonic() - began
                         written += sum(path.stat().st_size for path in record.glob("*.jsonl"))
                 for which, values in ratios.items():
@@ -80,6 +110,7 @@ def measure_step() -> None:
                     f"{world} workers, CPU of a step {which} over without: {middle:.4f} [{low:.4f}, {high:.4f}]",
                     flush=True,
                 )
+            print(f"{world} workers, of which its thread and the hashing of tags take: {statistics.median(own):.4f}")
             print(f"{world} workers: {written / ROUNDS / world / 1e3:.1f} kB a worker for {seconds / ROUNDS:.0f} s")
 
 
