@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from ringfence.cli import main
 from ringfence.errors import PolicyError
 from ringfence.record import claims, log
 from ringfence.record.claims import NOT_SHOWN, REFUTED, SHOWN, Record, Verdict
 from ringfence.record.log_file import LogFile
 from tests.unit import run_samples as samples
-from tests.unit.evidence_samples import bundle_run, snp_run, test_roots
+from tests.unit.evidence_samples import Run, bundle_run, snp_run, tdx_run, test_roots
 
 __all__ = ["test_roots"]
 pytestmark = pytest.mark.usefixtures("test_roots")
@@ -247,6 +249,25 @@ def test_attested_workers(tmp_path: Path) -> None:
         found = judged(tmp_path / kind, f'{claim}[attested.measurements]\n{name} = "00"')
         assert found["all workers are attested"].state == REFUTED
         assert f"{kind}: m" in found["all workers are attested"].reasons[0]
+
+
+@pytest.mark.parametrize(("kind", "make"), [("snp", snp_run), ("tdx", tdx_run)], ids=["SEV-SNP", "TDX"])
+def test_every_claim_of_attested_workers_with_a_kill_and_a_rejoin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, make: Callable[[], Run]
+) -> None:
+    """By the command itself, in this process, which trusts the root of the test's hardware."""
+    first = replace(make(), hosts=samples.HOSTS)
+    samples.write(tmp_path / "record", (first, replace(first, name="second")))
+    named = "\n".join(line for line in samples.CLAIMS.splitlines() if not line.startswith("workers"))
+    (tmp_path / "claims.toml").write_text(f'{named}\n[attested]\nkinds = ["{kind}"]\n')
+    words = ["audit", str(tmp_path / "record"), "--claims", str(tmp_path / "claims.toml"), "--json"]
+    assert main([*words, "--page", str(tmp_path / "audit.html")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {each["state"] for each in found["verdicts"]} == {"shown"} and len(found["verdicts"]) == 10
+    assert [log["ended"] for log in found["logs"]].count("left") == 3
+    assert "<h1>All claims are shown</h1>" in (tmp_path / "audit.html").read_text()
+    (tmp_path / "claims.toml").write_text(f'{named}\n[attested]\nkinds = ["nvidia"]\n')
+    assert main(words) == 1
 
 
 @pytest.mark.parametrize(

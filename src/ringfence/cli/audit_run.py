@@ -126,7 +126,7 @@ def printable(value: Any) -> str:
 _STYLE: Final = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1d2530; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; } li { margin: .2rem 0; }
-.limits { background: #fff7e0; border-left: 4px solid #c98a00; padding: .5rem 1rem; }
+.limits { background: #fff7e0; border-left: 4px solid #c98a00; padding: .5rem 1rem; } .limits h2 { margin-top: .5rem; }
 .verdict { border-left: 4px solid; padding: .1rem 1rem; margin: .8rem 0; background: #f6f7f9; overflow-wrap: anywhere; }
 .verdict p { margin: .2rem 0; }
 .state { font-weight: 600; }
