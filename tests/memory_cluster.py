@@ -53,9 +53,11 @@ class World:
         table: Thresholds | None = None,
         capacity: int = 1 << 22,
         verify_peers: Callable[[list[bytes]], Sequence[LinkVerifier | None]] | None = None,
+        covers: bool = False,
     ) -> None:
         """`verify_peers` receives the public keys and returns the peer verifier of each worker.
 
+        `covers`: whether the tags of links cover what is forwarded.
         `capacity` is the size of a pipe in bytes. A test may replace the entropy of a worker in `randoms`.
         """
         self.size = size
@@ -68,7 +70,7 @@ class World:
         edges = self._tree()
         peer_verifiers = verify_peers(public) if verify_peers else [None] * size
         self.randoms: list[Callable[[int], bytes]] = [draw.randbytes] * size
-        link_keys = [LinkKeys(session_key, private[rank], public) for rank in range(size)]
+        link_keys = [LinkKeys(session_key, private[rank], public, covers=covers) for rank in range(size)]
         networks = self._networks(link_keys)
         self.engines = [
             Engine(
@@ -166,9 +168,25 @@ def broadcast(
 ) -> CollectiveRequest:
     """Return a broadcast of a contiguous tensor."""
     schedule = choose(
-        Collective.BROADCAST, communicator.size, communicator.rank, root, bytes_of(tensor), communicator.table
+        *(Collective.BROADCAST, communicator.size, communicator.rank, root, bytes_of(tensor), communicator.table),
+        machines=communicator.machines,
     )
     call = Call(Collective.BROADCAST, 0, dtype_code(tensor.dtype), schedule.identifier, root, tensor.numel())
     passes = divide(Collective.BROADCAST, communicator.size, bytes_of(tensor), communicator.table)
     tensors = {Buffer.DATA: [as_bytes(tensor)]}
     return CollectiveRequest(call, deadline, tensor, schedule, passes, tensors, tensor.dtype, None)
+
+
+def all_gather(
+    communicator: Communicator, whole: torch.Tensor, part: torch.Tensor, deadline: float = 10.0
+) -> CollectiveRequest:
+    """Return an all-gather of contiguous tensors, in which every rank has the same number of elements."""
+    table = communicator.table
+    schedule = choose(
+        *(Collective.ALL_GATHER, communicator.size, communicator.rank, 0, bytes_of(whole), table),
+        machines=communicator.machines,
+    )
+    call = Call(Collective.ALL_GATHER, 0, dtype_code(part.dtype), schedule.identifier, 0, whole.numel())
+    passes = divide(Collective.ALL_GATHER, communicator.size, bytes_of(part), table)
+    parts = {Buffer.INPUT: [as_bytes(part)], Buffer.OUTPUT: [as_bytes(each) for each in whole.chunk(communicator.size)]}
+    return CollectiveRequest(call, deadline, (whole, part), schedule, passes, parts, part.dtype, None)

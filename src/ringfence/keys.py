@@ -119,6 +119,11 @@ KEY_AGREEMENTS: Final = ("hybrid", "any")  # values in a policy; the first is th
 # share. "sealed": as between machines.
 SAME_HOST: Final = ("shared", "sealed")
 
+# What authenticates forwarded data on each link; values in a policy, the first is the default. "origin": the tag of the
+# worker that sealed it. "every_hop": also the tag of the link, which then covers the ciphertext.
+FORWARDED: Final = ("origin", "every_hop")
+LINK_VERSIONS: Final = (VERSION, 2)  # in the hello of a link, with each of these values
+
 # Whether workers must write a record of the run; values in a policy, the first is the default.
 RECORDS: Final = ("optional", "required")
 

@@ -49,6 +49,7 @@ class Scenario:
     capacity: int  # of a pipe
     concurrent: bool  # all calls under way at once, or one after the other
     calls: tuple[GroupCall, ...]
+    covers: bool = False  # whether the tags of links cover what is forwarded
 
     @classmethod
     def draw(cls, random: Random) -> Scenario:
@@ -63,7 +64,7 @@ class Scenario:
 
     def world(self, seed: int, session: int = 0) -> World:
         """The same seed gives the same workers' keys; another session gives another session key."""
-        world = World(self.size, seed, TABLES[self.table], self.capacity)
+        world = World(self.size, seed, TABLES[self.table], self.capacity, covers=self.covers)
         if session:
             for engine in world.engines:
                 engine.keys.session_key = Secret(Random(session).randbytes(32))

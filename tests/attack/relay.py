@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from tests import ports
@@ -22,8 +22,10 @@ HOST = "127.0.0.1"
 class Relay(Attacker):
     """An attacker between the worker processes of one group. Use it in a `with` statement."""
 
-    def __init__(self, world: int, plan: AttackPlan) -> None:
+    def __init__(self, world: int, plan: AttackPlan, hosts: Sequence[str] = ()) -> None:
+        """`hosts`: what the roster lists for each worker; by default one address for all."""
         super().__init__(plan)
+        self._hosts = hosts or [HOST] * world
         self._lock = threading.Lock()  # one message at a time
         self._targets = [ports.block() for _ in range(world)]  # a worker's link listener takes the first of its ports
         self._sinks: dict[int, socket.socket] = {}
@@ -31,7 +33,7 @@ class Relay(Attacker):
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._trouble: list[str] = []  # errors of the relay itself, which make a trial invalid
-        self._listeners = [socket.create_server((HOST, 0), backlog=64) for _ in range(world)]
+        self._listeners = [socket.create_server((host, 0), backlog=64) for host in self._hosts]
         for rank in range(world):
             self._spawn(self._accept, rank)
 
@@ -40,9 +42,10 @@ class Relay(Attacker):
         return [
             {
                 "RINGFENCE_PORTS": f"{block[0]}-{block[-1]}",
-                "RINGFENCE_ADVERTISE": f"{HOST}:{listener.getsockname()[1]}",
+                "RINGFENCE_ADVERTISE": f"{host}:{listener.getsockname()[1]}",
+                **({} if host == HOST else {"RINGFENCE_INTERFACE": host}),
             }
-            for block, listener in zip(self._targets, self._listeners, strict=True)
+            for host, block, listener in zip(self._hosts, self._targets, self._listeners, strict=True)
         ]
 
     def __enter__(self) -> Self:
@@ -78,7 +81,7 @@ class Relay(Attacker):
 
     def dial(self, receiver: int, data: bytes) -> None:
         with contextlib.suppress(OSError):
-            connection = socket.create_connection((HOST, self._targets[receiver][0]))
+            connection = socket.create_connection((self._hosts[receiver], self._targets[receiver][0]))
             self._sockets.append(connection)
             connection.sendall(data)
 
@@ -96,7 +99,7 @@ class Relay(Attacker):
             except OSError:  # the listener was closed
                 return
             try:
-                worker = socket.create_connection((HOST, self._targets[rank][0]))
+                worker = socket.create_connection((self._hosts[rank], self._targets[rank][0]))
             except OSError as error:
                 self._trouble.append(f"worker {rank} does not listen at its port: {error}")
                 dialler.close()

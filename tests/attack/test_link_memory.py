@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from random import Random
 
@@ -28,31 +29,35 @@ def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def scenario(number: int) -> Scenario:
-    return Scenario.draw(Random(number))
+def scenario(number: int, covers: bool = False) -> Scenario:
+    return replace(Scenario.draw(Random(number)), covers=covers)
 
 
 @cache
-def clean(number: int, seed: int, session: int = 0) -> Outcome:
+def clean(number: int, seed: int, session: int = 0, covers: bool = False) -> Outcome:
     """The same scenario without an attack: its number of messages, and what an attacker may have recorded."""
-    return run_trial(scenario(number), seed, session=session)
+    return run_trial(scenario(number, covers), seed, session=session)
 
 
-def attacked(trial: int, attacks: tuple[Attack, ...] = ATTACKS) -> tuple[Attack, Outcome]:
+def attacked(trial: int, attacks: tuple[Attack, ...] = ATTACKS, covers: bool = False) -> tuple[Attack, Outcome]:
     """Run one trial, which its number determines completely."""
     random = Random(f"trial {trial}")
     number, attack = random.randrange(SCENARIOS), random.choice(attacks)
-    here, there = clean(number, seed=1), clean(number, seed=2, session=1)
+    here, there = clean(number, seed=1, covers=covers), clean(number, seed=2, session=1, covers=covers)
     plan = AttackPlan(attack, random.randrange(here.message_count), random, here.recording, there.recording)
-    return attack, run_trial(scenario(number), 2, plan)
+    return attack, run_trial(scenario(number, covers), 2, plan)
 
 
-def test_every_scenario_succeeds_without_an_attack() -> None:
+COVERS = pytest.mark.parametrize("covers", [False, True], ids=["by the origin", "by every hop"])
+
+
+@COVERS
+def test_every_scenario_succeeds_without_an_attack(covers: bool) -> None:
     frames = Counter[Type]()
     kinds = Counter[int]()
     segments = set[int]()
     for number in range(SCENARIOS):
-        outcome = clean(number, seed=1)
+        outcome = clean(number, seed=1, covers=covers)
         assert (outcome.faults, outcome.errors) == ([], [])
         kinds.update(one.kind for one in scenario(number).calls)
         for messages in outcome.recording.values():
@@ -67,12 +72,15 @@ def test_every_scenario_succeeds_without_an_attack() -> None:
 @pytest.mark.promise("No attack on a link delivers a wrong result, leaves unauthenticated data in a tensor, or hangs.")
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_no_attack_on_a_link_gives_a_wrong_result_or_hangs(full: bool, capsys: pytest.CaptureFixture[str]) -> None:
+@COVERS
+def test_no_attack_on_a_link_gives_a_wrong_result_or_hangs(
+    covers: bool, full: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     counts = Counter[tuple[str, str]]()
     trial = 0
     while counts.total() < (ALL_TRIALS if full else TRIALS):
         trial += 1
-        attack, outcome = attacked(trial)
+        attack, outcome = attacked(trial, covers=covers)
         assert not outcome.faults, f"trial {trial}, {attack.name}: {outcome.faults}"
         if outcome.attacked:
             counts[attack.name, outcome.label] += 1

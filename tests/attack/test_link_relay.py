@@ -10,6 +10,7 @@ import pytest
 
 from tests.attack.attacker import Attack, AttackPlan, Recording
 from tests.attack.attacks import ATTACKS, flip_a_bit
+from tests.attack.forgery import EVERY_HOP
 from tests.attack.relay import Relay
 from tests.attack.relayed_worker import SECONDS, WorkerResult, probe, run_calls, train
 from tests.limits import FAR, FAR_OUTAGE, HANG
@@ -24,8 +25,9 @@ STEPS = 30  # of training
 class Trials:
     """Groups behind the relay, and recordings of groups without an attack."""
 
-    def __init__(self, pool: Pool, secret: Path) -> None:
+    def __init__(self, pool: Pool, secret: Path, policy: dict[str, str]) -> None:
         self._pool = pool
+        self._policy = policy
         other = {"RINGFENCE_RUN_ID": "another run", "RINGFENCE_SECRET_FILE": str(secret)}
         self._other_run = {world: self._without_attack(world, other) for world in WORLDS}
         self._before = {world: self._without_attack(world, {}) for world in WORLDS}
@@ -48,7 +50,9 @@ class Trials:
         """
         seconds = FAR if plan.attack is None or plan.attack.harmless else SECONDS
         with Relay(world, plan) as relay:
-            environments = [{**environment, **FAR_OUTAGE, **extra} for environment in relay.environments()]
+            environments = [
+                {**environment, **FAR_OUTAGE, **self._policy, **extra} for environment in relay.environments()
+            ]
             values(self._pool.join("ringfence", world, seconds=FAR, env=environments, renew=True))
             worker_results = values(self._pool.start(run_calls, world, (7, seconds)).wait(HANG))
             relay.stop_attacking()
@@ -68,10 +72,14 @@ class Trials:
 @pytest.mark.promise("No attack on a link delivers a wrong result, leaves unauthenticated data in a tensor, or hangs.")
 @pytest.mark.long
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("policy", ["", EVERY_HOP], ids=["by the origin", "by every hop"])
 def test_no_attack_between_processes_gives_a_wrong_result_or_hangs(
-    pool: Pool, full: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pool: Pool, policy: str, full: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trials = Trials(pool, Pool.new_secret(tmp_path / "other-secret"))
+    """With each kind of tag on what is forwarded."""
+    (tmp_path / "policy.toml").write_text(policy)
+    applied = {"RINGFENCE_POLICY": str(tmp_path / "policy.toml")} if policy else {}
+    trials = Trials(pool, Pool.new_secret(tmp_path / "other-secret"), applied)
     counts = Counter[tuple[str, str]]()
     number = 0
     while counts.total() < (ALL_TRIALS if full else TRIALS):

@@ -216,6 +216,14 @@ def test_sealing_inside_a_machine_is_named(tmp_path: Path) -> None:
     assert said.endswith("Workers on one machine seal what they exchange, as between machines (same_host).")
 
 
+def test_what_authenticates_forwarded_data_is_named(tmp_path: Path) -> None:
+    write(tmp_path, 'version = 1\nforwarded = "every_hop"\n[[admit]]\n[admit.secret]\n')
+    found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    assert found["forwarded"] == "every_hop"
+    said = " ".join(ringfence_here("policy", "explain", "policy.toml", folder=tmp_path).stdout.split())
+    assert said.endswith("(forwarded): a member of a group that is not on the path cannot alter it.")
+
+
 def test_a_required_record_is_named(tmp_path: Path) -> None:
     write(tmp_path, 'version = 1\nrecord = "required"\n[[admit]]\n[admit.secret]\n')
     found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)

@@ -138,9 +138,17 @@ def settings_of(*parts: Mapping[str, str]) -> Settings:
 
 
 @pytest.mark.promise("Workers with different policies do not form a session, and the error names both policies.")
-def test_different_policies_are_refused_and_both_sides_are_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [("worker/*", "worker/**"), ("version = 1", 'version = 1\nforwarded = "every_hop"')],
+    ids=["a rule", "the tags of links"],  # the first policy is that of a release without this key, too
+)
+def test_different_policies_are_refused_and_both_sides_are_named(
+    site: Site, change: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert change[0] in BY_CERTIFICATE
     one = settings_of(site.policy(BY_CERTIFICATE, "one.toml"), site.certificate("w0"))
-    two = settings_of(site.policy(BY_CERTIFICATE.replace("worker/*", "worker/**"), "two.toml"), site.certificate("w1"))
+    two = settings_of(site.policy(BY_CERTIFICATE.replace(*change), "two.toml"), site.certificate("w1"))
     digests = [policy_of(each)[0].digest[:8].hex() for each in (one, two)]
     clock, world = Clock(monkeypatch), World(2)
     with Warnings() as warnings:

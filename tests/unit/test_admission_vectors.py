@@ -65,6 +65,9 @@ def from_code() -> dict[str, Any]:
         "policy digest": child.policy.digest.hex(),
         "policy digest with a fast inside": replace(child.policy, inside_machine=("nccl", "gloo")).digest.hex(),
         "policy digest with sealing inside a machine": replace(child.policy, same_host="sealed").digest.hex(),
+        "policy digest with forwarded data authenticated by every hop": replace(
+            child.policy, forwarded="every_hop"
+        ).digest.hex(),
         "policy digest with a record": replace(child.policy, record="required").digest.hex(),
         "entries": [parent.entry.encode().hex(), child.entry.encode().hex()],
         "entry digests": [parent.entry.digest.hex(), child.entry.digest.hex()],
@@ -196,6 +199,15 @@ def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> N
         ),
         "policy digest with sealing inside a machine": digest(
             "policy", (1).to_bytes(4, "big"), bytes(8), b"\0\6hybrid", b"same host\0\6sealed", b"\1", b"shared secret"
+        ),
+        "policy digest with forwarded data authenticated by every hop": digest(
+            "policy",
+            (1).to_bytes(4, "big"),
+            bytes(8),
+            b"\0\6hybrid",
+            b"forwarded\0\x09every_hop",
+            b"\1",
+            b"shared secret",
         ),
         "policy digest with a record": digest(
             "policy", (1).to_bytes(4, "big"), bytes(8), b"\0\6hybrid", b"record\0\x08required", b"\1", b"shared secret"

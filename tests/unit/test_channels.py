@@ -55,7 +55,8 @@ class Channelled(World):
         self.further: list[ChannelEngine] = []
         self._count = channels
         self._machines = machines
-        super().__init__(size, table=Thresholds(channels=channels, channel_bytes=SMALL), **options)
+        table = options.pop("table", Thresholds())
+        super().__init__(size, table=replace(table, channels=channels, channel_bytes=SMALL), **options)
         self.engines += self.further  # the test drives them all
 
     def _networks(self, link_keys: Any) -> list[Network]:

@@ -50,8 +50,8 @@ def refused(opener: Opener, header: bytes, sealed: bytes) -> None:
 
 
 def sealer_at(counter: int) -> Sealer:
-    """Return a sealer at this counter, which is at most the first of key phase 1."""
-    sealer = Sealer(SECRET)
+    """Return a sealer at this counter, which is at most the first of key phase 1. Its tags cover all that is given."""
+    sealer = Sealer(SECRET, covers=True)
     sealer.counter = counter
     return sealer
 
@@ -92,12 +92,26 @@ def test_every_flipped_bit_of_a_sealed_frame_is_refused(plaintext: bytes) -> Non
     assert opened(Opener(SECRET), header, sealed) == plaintext
 
 
-def test_flipped_bit_in_tag_or_covered_bytes_is_refused() -> None:
-    covered = bytes(range(HEADER_BYTES + TAG_BYTES))
-    tag = Sealer(SECRET).tag(covered)
-    for changed in flips(covered + tag):
+@pytest.mark.parametrize("covers", [False, True])
+def test_flipped_bit_in_tag_or_covered_bytes_is_refused(covers: bool) -> None:
+    """Without the cover, a change of the ciphertext passes on this hop: only the origin's tag protects it."""
+    frame, ciphertext = bytes(range(HEADER_BYTES + 40 + TAG_BYTES)), range(HEADER_BYTES, HEADER_BYTES + 40)
+    tag = Sealer(SECRET, covers=covers).tag(memoryview(frame))
+    accepted = set()
+    for bit, changed in enumerate(flips(frame + tag)):
+        try:
+            Opener(SECRET, covers).check(memoryview(changed)[: len(frame)], changed[len(frame) :])
+        except AuthenticationError:
+            continue
+        accepted.add(bit // 8)
+    assert accepted == (set() if covers else set(ciphertext))
+
+
+def test_both_ends_of_a_link_need_the_same_cover() -> None:
+    frame = bytes(range(HEADER_BYTES + 40 + TAG_BYTES))
+    for covers in (False, True):
         with pytest.raises(AuthenticationError):
-            Opener(SECRET).check(changed[: len(covered)], changed[len(covered) :])
+            Opener(SECRET, not covers).check(frame, Sealer(SECRET, covers=covers).tag(frame))
 
 
 @pytest.mark.parametrize("cut", range(TAG_BYTES + 4))

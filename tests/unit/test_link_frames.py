@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import CHANNEL_LIMIT, SEGMENT_BYTES, Secret
 from ringfence.link.frames import (
@@ -138,6 +139,20 @@ def test_random_hello_is_refused(data: bytes) -> None:
 def test_hello_of_another_session_is_refused(hello: LinkHello) -> None:
     with pytest.raises(AuthenticationError):
         read_hello(OTHER, write_hello(SESSION_KEY, hello))
+
+
+@pytest.mark.promise("A link between workers that authenticate forwarded data differently is refused.")
+@given(hellos)
+def test_hello_of_the_other_version_is_refused(hello: LinkHello) -> None:
+    """Version 1 is that of links before tags could cover what is forwarded, and without it."""
+    assert keys.LINK_VERSIONS == (1, 2)
+    for ours, theirs in (keys.LINK_VERSIONS, keys.LINK_VERSIONS[::-1]):
+        data = write_hello(SESSION_KEY, hello, theirs)
+        assert data[4] == theirs and read_hello(SESSION_KEY, data, theirs) == hello
+        with pytest.raises(AuthenticationError, match="another version"):
+            read_hello(SESSION_KEY, data, ours)
+        with pytest.raises(AuthenticationError):  # its number is authenticated
+            read_hello(SESSION_KEY, data[:4] + bytes([ours]) + data[5:], ours)
 
 
 def test_hello_with_unknown_lane_is_refused() -> None:

@@ -98,6 +98,7 @@ def test_equivalent_policies_have_the_same_digest(same: str) -> None:
         'version = 1\ninside_machine = "gloo"\n' + SECRET_RULE + CERTIFICATE_RULE,
         'version = 1\nsame_host = "sealed"\n' + SECRET_RULE + CERTIFICATE_RULE,
         'version = 1\nrecord = "required"\n' + SECRET_RULE + CERTIFICATE_RULE,
+        'version = 1\nforwarded = "every_hop"\n' + SECRET_RULE + CERTIFICATE_RULE,
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("ca.pem", "two.pem"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org/*", "example.org/**"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org", "example.com"),
@@ -135,6 +136,17 @@ def test_how_workers_of_one_machine_exchange_tensors_is_covered_by_the_digest() 
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_what_authenticates_forwarded_data_is_covered_by_the_digest() -> None:
+    heads = ("", 'forwarded = "origin"\n', 'forwarded = "every_hop"\n')
+    files = [policy(SECRET_RULE, "version = 1\n" + head) for head in heads]
+    assert [file.forwarded for file in files] == ["origin", "origin", "every_hop"]
+    for file in files:
+        assert kinds.policy_of(file, now, SHARED).forwarded == file.forwarded
+        assert kinds.policy_of(file, now, SHARED).digest == kinds.digest_of(file)
+    digests = [kinds.digest_of(file) for file in files]
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_whether_a_record_is_required_is_covered_by_the_digest() -> None:
     heads = ("", 'record = "optional"\n', 'record = "required"\n')
     files = [policy(SECRET_RULE, "version = 1\n" + head) for head in heads]
@@ -167,6 +179,7 @@ def test_whether_a_record_is_required_is_covered_by_the_digest() -> None:
         ("version = 1\ninside_machine = []\n" + SECRET_RULE, "inside_machine must be a list of at least one text"),
         ("version = 1\ninside_machine = true\n" + SECRET_RULE, "inside_machine must be a text"),
         ('version = 1\nsame_host = "plain"\n' + SECRET_RULE, "same_host must be one of shared, sealed; it is 'plain'"),
+        ('version = 1\nforwarded = "no"\n' + SECRET_RULE, "forwarded must be one of origin, every_hop; it is 'no'"),
         ('version = 1\nrecord = "no"\n' + SECRET_RULE, "record must be one of optional, required; it is 'no'"),
         ("version = 1\nmax_session_age = 60\n" + SECRET_RULE, "a duration such as"),
         ("version = 1\n" + SECRET_RULE * 65, "65 rules, where at most 64 are allowed"),

@@ -169,31 +169,40 @@ def hop_frames() -> list[dict[str, Any]]:
 
 
 def forwarded() -> dict[str, Any]:
-    """A segment that worker 0 seals as origin, forwarded by worker 1 to worker 2."""
+    """A segment that worker 0 seals as origin, forwarded by worker 1 to worker 2; with each kind of link tag."""
     origin = OriginKeys(INSTANCE, 0)
     origin.counter = 3
     counter = origin.take()
-    first = Sealer(connect(0, 1, Lane.COLLECTIVE).secrets.forth)
-    second = Sealer(connect(1, 2, Lane.COLLECTIVE).secrets.forth)
-    first.counter, second.counter = 5, 9
+    first, second = connect(0, 1, Lane.COLLECTIVE), connect(1, 2, Lane.COLLECTIVE)
     fields: dict[str, Any] = {
         "sequence": 2,
         "counter": counter,
         "instance": instance_identifier(INSTANCE, GROUP),
         "origin": 0,
     }
-    header = header_bytes(first, Type.FORWARD, ALL_GATHER, len(PLAINTEXT), step=0, **fields)
+    header = header_bytes(Sealer(first.secrets.forth), Type.FORWARD, ALL_GATHER, len(PLAINTEXT), step=0, **fields)
     sealed = bytearray(len(PLAINTEXT) + keys.TAG_BYTES)
     origin.seal_into(counter, header[HOP_BYTES:], PLAINTEXT, memoryview(sealed))
-    onward = header_bytes(second, Type.FORWARD, ALL_GATHER, len(PLAINTEXT), step=1, **fields)
+    onward = header_bytes(Sealer(second.secrets.forth), Type.FORWARD, ALL_GATHER, len(PLAINTEXT), step=1, **fields)
     secret = keys.expand(INSTANCE, keys.ORIGIN + bytes(4) + bytes(8))
-    tag = bytes(sealed[-keys.TAG_BYTES :])
+
+    def hop(link: Connection, counter: int, header: bytes, covers: bool) -> dict[str, Any]:
+        sealer = Sealer(link.secrets.forth, covers=covers)
+        sealer.counter = counter
+        frame = header + bytes(sealed)
+        return {"counter": counter, "frame": (frame + sealer.tag(frame)).hex()}
+
     return {
         "origin_key_phase_0": key_and_iv(secret),
         "plaintext": PLAINTEXT.hex(),
         "origin_counter": counter,
-        "first_hop": {"counter": 5, "frame": (header + sealed + first.tag(header + tag)).hex()},
-        "second_hop": {"counter": 9, "frame": (onward + sealed + second.tag(onward + tag)).hex()},
+        "first_hop": hop(first, 5, header, False),
+        "second_hop": hop(second, 9, onward, False),
+        "every_hop": {
+            "hello": write_hello(SESSION_KEY, first.hello, keys.LINK_VERSIONS[True]).hex(),
+            "first_hop": hop(first, 5, header, True),
+            "second_hop": hop(second, 9, onward, True),
+        },
     }
 
 

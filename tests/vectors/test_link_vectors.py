@@ -265,8 +265,14 @@ def test_a_frame_forwarded_over_two_hops() -> None:
     assert first[16:] == second[16:]
     sealed = seal_in_key_phase(origin_secret(0, 0), 3, bytes.fromhex(found["plaintext"]), first[16:])
     for hop, link, head, counter in (("first_hop", 0, first, 5), ("second_hop", 1, second, 9)):
-        tag = seal(direction(link, "forth"), counter, b"", head + sealed[-16:])
-        assert found[hop] == {"counter": counter, "frame": (head + sealed + tag).hex()}
+        for tags, covered in ((found, head + sealed[-16:]), (found["every_hop"], head + sealed)):
+            tag = seal(direction(link, "forth"), counter, b"", covered)
+            assert tags[hop] == {"counter": counter, "frame": (head + sealed + tag).hex()}
+    body = bytes.fromhex(VECTORS["connections"][0]["hello"])[:80]
+    body = body[:4] + b"\2" + body[5:]
+    hello_key = expand(session_key(), label("aes-256-gcm link hello"))
+    hello = body + hmac_sha256(hello_key, digest("aes-256-gcm link hello", body))
+    assert found["every_hop"]["hello"] == hello.hex()
 
 
 def test_point_to_point() -> None:

@@ -109,6 +109,7 @@ class PolicyTerms:
     key_agreement: str = keys.KEY_AGREEMENTS[0]  # how TLS may agree on keys
     inside_machine: tuple[str, ...] = ()  # backends that need no sealing between workers on one machine
     same_host: str = keys.SAME_HOST[0]  # how workers on one machine exchange tensors
+    forwarded: str = keys.FORWARDED[0]  # what authenticates forwarded data on each link
     record: str = keys.RECORDS[0]  # whether each worker must write a record of the run
 
     def terms(self) -> dict[str, Any]:
@@ -123,6 +124,8 @@ class PolicyTerms:
             parts.append(b"".join(encoding.text(name) for name in sorted(self.inside_machine)))
         if self.same_host != keys.SAME_HOST[0]:
             parts.append(b"same host" + encoding.text(self.same_host))
+        if self.forwarded != keys.FORWARDED[0]:
+            parts.append(b"forwarded" + encoding.text(self.forwarded))
         if self.record != keys.RECORDS[0]:
             parts.append(b"record" + encoding.text(self.record))
         for kind, content in sorted(set(rules)):

@@ -163,6 +163,7 @@ def run_check(options: argparse.Namespace) -> int:
             "key_agreement": policy.key_agreement,
             "inside_machine": list(policy.inside_machine),
             "same_host": policy.same_host,
+            "forwarded": policy.forwarded,
             "record": policy.record,
             "rules_for_any_rank": any_rank,
             "two_rosters_are_detected": one_rank,

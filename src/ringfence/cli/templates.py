@@ -13,6 +13,7 @@ version = 1
 # key_agreement = "any"    # if some machine has no post-quantum key agreement; by default all need it
 # inside_machine = "nccl"  # groups inside one machine may use it without sealing; by default none may use another backend
 # same_host = "sealed"     # seal inside a machine too; by default workers there share memory and seal between machines only
+# forwarded = "every_hop"  # if workers do not trust each other: each link authenticates what it forwards, for more CPU time
 # record = "required"      # every worker writes a signed record of the run; by default only those with RINGFENCE_RECORD
 """
 

@@ -402,7 +402,7 @@ class Execution:
         target = self._bytes(step.chunk, position)
         end = len(frame) - TAG_BYTES
         try:
-            opener.check(header + bytes(frame[end - TAG_BYTES : end]), frame[end:])
+            opener.check(frame[:end], frame[end:])
         except AuthenticationError:
             raise AuthenticationError("a forwarded frame does not authenticate on this hop") from None
         counter = int.from_bytes(header[40:48], "big")
@@ -428,6 +428,6 @@ def _nothing() -> None:
 
 
 def _tag_for_hop(view: memoryview, end: int, sealer: AnySealer) -> memoryview:
-    """Complete a forwarded frame with this hop's tag over the header and the origin's tag."""
-    view[end : end + TAG_BYTES] = sealer.tag(bytes(view[:HEADER_BYTES]) + bytes(view[end - TAG_BYTES : end]))
+    """Complete a forwarded frame with this hop's tag."""
+    view[end : end + TAG_BYTES] = sealer.tag(view[:end])
     return view[: end + TAG_BYTES]

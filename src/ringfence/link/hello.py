@@ -114,10 +114,10 @@ class LinkHandshake:
         return LinkSecrets(forth, back, connection=keys.digest(keys.RECORD_CONNECTION, self._place, self._nonces))
 
 
-def write_hello(session_key: Secret, hello: LinkHello) -> bytes:
+def write_hello(session_key: Secret, hello: LinkHello, version: int = keys.VERSION) -> bytes:
     body = _HELLO.pack(
         _MAGIC,
-        keys.VERSION,
+        version,
         keys.SUITE_AES_256_GCM,
         hello.lane,
         hello.channel,
@@ -129,17 +129,17 @@ def write_hello(session_key: Secret, hello: LinkHello) -> bytes:
     return body + _hello_mac(session_key, body)
 
 
-def read_hello(session_key: Secret, data: bytes) -> LinkHello:
+def read_hello(session_key: Secret, data: bytes, version: int = keys.VERSION) -> LinkHello:
     """Parse a hello after verifying its MAC. Raises AuthenticationError if it does not verify or has another version."""
     body, received = data[: _HELLO.size], data[_HELLO.size :]
     if not keys.same(received, _hello_mac(session_key, body)):
         raise AuthenticationError("a hello from an unauthenticated peer does not authenticate")
-    magic, version, suite, lane, channel, sender, receiver, group, nonce = _HELLO.unpack(body)
+    magic, said, suite, lane, channel, sender, receiver, group, nonce = _HELLO.unpack(body)
     if channel >= (keys.CHANNEL_LIMIT if lane == Lane.COLLECTIVE else 1):
         raise AuthenticationError("a hello has a channel that no link has")
     hello = LinkHello(sender, receiver, lane, group, nonce, channel)
-    known = (magic, version, suite) == (_MAGIC, keys.VERSION, keys.SUITE_AES_256_GCM) and lane in tuple(Lane)
-    if not known or write_hello(session_key, hello) != data:
+    known = (magic, said, suite) == (_MAGIC, version, keys.SUITE_AES_256_GCM) and lane in tuple(Lane)
+    if not known or write_hello(session_key, hello, version) != data:
         raise AuthenticationError("a hello has another version")
     return hello
 

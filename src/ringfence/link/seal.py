@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import COUNTER_LIMIT, IV_BYTES, KEY_BYTES, KEY_PHASE_SHIFT, TAG_BYTES, Secret
+from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.tag_chain import TagChain
 
 Buffer = bytes | bytearray | memoryview
@@ -28,14 +29,18 @@ def wipe(target: memoryview) -> None:
 
 
 class _Direction:
-    """The state that sealer and opener of one direction keep in sync."""
+    """The state that sealer and opener of one direction keep in sync.
 
-    __slots__ = ("_cipher", "_iv", "_secret", "chain", "counter", "key_phase")
+    `covers`: whether the tag of a forwarded frame covers its ciphertext too (the policy's `forwarded`).
+    """
 
-    def __init__(self, secret: Secret) -> None:
+    __slots__ = ("_cipher", "_covers", "_iv", "_secret", "chain", "counter", "key_phase")
+
+    def __init__(self, secret: Secret, covers: bool = False) -> None:
         self.counter = 0
         self.key_phase = 0
         self.chain: TagChain | None = None  # if the session is recorded
+        self._covers = covers
         self._secret = secret
         self._cipher, self._iv = _cipher(secret)
 
@@ -53,6 +58,13 @@ class _Direction:
         secret = keys.expand(self._secret, keys.RATCHET)
         cipher, iv = _cipher(secret)
         self._secret, self._cipher, self._iv, self.key_phase = secret, cipher, iv, key_phase
+
+    def _authenticated(self, frame: Buffer) -> Buffer:
+        """Return what the link's tag covers of a forwarded frame, which ends with its origin's tag.
+
+        The whole frame is not copied. Without the cover: the header and the origin's tag.
+        """
+        return frame if self._covers else bytes(frame[:HEADER_BYTES]) + bytes(frame[-TAG_BYTES:])
 
     def upcoming_key_phase(self) -> int:
         """The key phase of the next frame, which its header carries."""
@@ -77,8 +89,8 @@ class Sealer(_Direction):
 
     __slots__ = ("_alive",)
 
-    def __init__(self, secret: Secret, alive: Sequence[int] = ALIVE) -> None:
-        super().__init__(secret)
+    def __init__(self, secret: Secret, alive: Sequence[int] = ALIVE, covers: bool = False) -> None:
+        super().__init__(secret, covers)
         self._alive = alive
 
     def seal_into(self, header: Buffer, plaintext: Buffer, target: memoryview) -> None:
@@ -90,14 +102,14 @@ class Sealer(_Direction):
         if self.chain is not None:
             self.chain.add(header[0], target[-TAG_BYTES:])
 
-    def tag(self, authenticated: Buffer) -> bytes:
-        """Return a tag over bytes that are sent unencrypted."""
+    def tag(self, frame: Buffer) -> bytes:
+        """Return the link's tag of a forwarded frame: header, ciphertext and the origin's tag."""
         if not self._alive[0]:
             raise ProtocolError("a forked child cannot use the links of its parent")
         nonce = self._nonce()
-        tag = self._cipher.encrypt(nonce, b"", bytes(authenticated))
+        tag = self._cipher.encrypt(nonce, b"", self._authenticated(frame))
         if self.chain is not None:
-            self.chain.add(authenticated[0], tag)
+            self.chain.add(frame[0], tag)
         return tag
 
 
@@ -117,15 +129,15 @@ class Opener(_Direction):
         if self.chain is not None:
             self.chain.add(header[0], sealed[-TAG_BYTES:])
 
-    def check(self, authenticated: Buffer, tag: Buffer) -> None:
-        """Verify a tag over bytes that were sent unencrypted. Raises AuthenticationError."""
+    def check(self, frame: Buffer, tag: Buffer) -> None:
+        """Verify the link's tag of a forwarded frame (see `Sealer.tag`). Raises AuthenticationError."""
         nonce = self._nonce()
         try:
-            self._cipher.decrypt(nonce, bytes(tag), bytes(authenticated))
+            self._cipher.decrypt(nonce, bytes(tag), self._authenticated(frame))
         except InvalidTag:
             raise AuthenticationError("a frame does not authenticate") from None
         if self.chain is not None:
-            self.chain.add(authenticated[0], tag)
+            self.chain.add(frame[0], tag)
 
 
 class OriginKeys:

@@ -30,7 +30,7 @@ class LocalSealer:
         target[:-TAG_BYTES] = plaintext
         target[-TAG_BYTES:] = _NO_TAG
 
-    def tag(self, authenticated: Buffer) -> bytes:
+    def tag(self, frame: Buffer) -> bytes:
         """Return an empty tag."""
         self._check()
         return _NO_TAG
@@ -61,7 +61,7 @@ class LocalOpener:
             raise AuthenticationError("a frame inside a machine has a tag")
         target[:] = sealed[:-TAG_BYTES]
 
-    def check(self, authenticated: Buffer, tag: Buffer) -> None:
+    def check(self, frame: Buffer, tag: Buffer) -> None:
         if tag != _NO_TAG:
             raise AuthenticationError("a frame inside a machine has a tag")
 

@@ -19,7 +19,8 @@ from ringfence.transport.fork import ALIVE
 class LinkKeys:
     """The session key, this worker's private keys and the public keys of all workers.
 
-    `alive` is the canary that reads 0 in a forked child; sealers check it before every use of a key.
+    `alive` is the canary that reads 0 in a forked child; sealers check it before every use of a key. `covers`: whether the tags
+    of links cover the ciphertext of forwarded frames, which is a version of its own in hellos.
     """
 
     def __init__(
@@ -28,9 +29,12 @@ class LinkKeys:
         private_key: X25519PrivateKey,
         public_keys: Sequence[bytes],
         alive: Sequence[int] = ALIVE,
+        covers: bool = False,
     ) -> None:
         self.session_key = session_key
         self.alive = alive
+        self._covers = covers
+        self._version = keys.LINK_VERSIONS[covers]
         self._private_key: X25519PrivateKey | None = private_key
         self._public_keys = public_keys
         self._shared: dict[int, bytes] = {}  # by worker
@@ -39,11 +43,11 @@ class LinkKeys:
 
     def hello_bytes(self, hello: LinkHello) -> bytes:
         """Return a hello with its MAC."""
-        return write_hello(self.session_key, hello)
+        return write_hello(self.session_key, hello, self._version)
 
     def read_hello(self, data: bytes) -> LinkHello:
-        """Return a received hello; raise AuthenticationError if its MAC is wrong."""
-        return read_hello(self.session_key, data)
+        """Return a received hello; raise AuthenticationError if its MAC is wrong, or it has another version."""
+        return read_hello(self.session_key, data, self._version)
 
     def reply(self, hello: LinkHello, nonce: bytes) -> bytes:
         """Return the answer to a hello, which any peer can replay. It costs no computation with ML-KEM.
@@ -109,11 +113,11 @@ class LinkKeys:
 
     def sealer(self, secret: Secret) -> Sealer:
         """Return the sealer of one direction of a connection."""
-        return Sealer(secret, self.alive)
+        return Sealer(secret, self.alive, self._covers)
 
     def opener(self, secret: Secret) -> Opener:
         """Return the opener of one direction of a connection."""
-        return Opener(secret)
+        return Opener(secret, self._covers)
 
     def record_tags(self) -> TagChains:
         """Chain the tags on all connections that are made from now on, and return the chains."""

@@ -390,8 +390,7 @@ class Inbox(CollectiveLink):
         try:
             if header.type == Type.FORWARD:
                 end = len(frame) - keys.TAG_BYTES
-                origin_tag = bytes(frame[end - keys.TAG_BYTES : end])
-                self.opener.check(bytes(frame[:HEADER_BYTES]) + origin_tag, frame[end:])
+                self.opener.check(frame[:end], frame[end:])
             elif header.type != Type.SHARED or self.shared is None:  # a frame of that type has nothing but its header
                 self.opener.open_into(bytes(frame[:HEADER_BYTES]), frame[HEADER_BYTES:], memoryview(plain))
         except AuthenticationError:

@@ -117,6 +117,7 @@ class Session:
                 private_key=member.link_private_key,
                 public_keys=[entry.public_key for entry in member.roster.entries],
                 alive=canary(),
+                covers=member.covers_forwarded,
             ),
             network=self.network,
             table=Thresholds.from_bytes(member.table),

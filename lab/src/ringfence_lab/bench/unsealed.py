@@ -22,7 +22,7 @@ class _Copier(Sealer):
         self.counter += 1
         target[: len(plaintext)] = plaintext
 
-    def tag(self, authenticated: Buffer) -> bytes:
+    def tag(self, frame: Buffer) -> bytes:
         self.counter += 1
         return _NO_TAG
 
@@ -34,7 +34,7 @@ class _Taker(Opener):
         self.counter += 1
         target[:] = sealed[: len(target)]
 
-    def check(self, authenticated: Buffer, tag: Buffer) -> None:
+    def check(self, frame: Buffer, tag: Buffer) -> None:
         self.counter += 1
 
 

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from ringfence.admission.policy import PolicyTerms
 from ringfence.admission.policy_file.toml_table import ListFolder, Read, TomlTable, no_folders, parse
-from ringfence.keys import KEY_AGREEMENTS, RECORDS, SAME_HOST
+from ringfence.keys import FORWARDED, KEY_AGREEMENTS, RECORDS, SAME_HOST
 
 VERSION: Final = 1
 RULES: Final = 64
@@ -105,6 +105,11 @@ def explain(policy: PolicyFile) -> list[str]:
         if policy.same_host == SAME_HOST[0]
         else "Workers on one machine seal what they exchange, as between machines (same_host)."
     )
+    if policy.forwarded != FORWARDED[0]:
+        lines.append(
+            "Each link authenticates the ciphertext that it forwards (forwarded): a member of a group that is not on the path "
+            "cannot alter it."
+        )
     if policy.record != RECORDS[0]:
         lines.append("Every worker writes a signed record of the run, and a run without one fails (record).")
     return lines
@@ -134,6 +139,7 @@ def read_policy(
         key_agreement=root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS),
         inside_machine=root.texts("inside_machine", (), allowed=INSIDE_BACKENDS),
         same_host=root.text("same_host", SAME_HOST[0], allowed=SAME_HOST),
+        forwarded=root.text("forwarded", FORWARDED[0], allowed=FORWARDED),
         record=root.text("record", RECORDS[0], allowed=RECORDS),
     )
     tables = root.tables("admit")

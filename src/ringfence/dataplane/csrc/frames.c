@@ -60,22 +60,20 @@ void write_header(Execution *self, int index, Py_ssize_t position, int type, uin
     put64(at + COUNTER_AT, origin_counter);
 }
 
-/* Prepare a forwarded frame for this link: a hop part and a tag of the link around the origin's body. The tag covers
- * the header and the origin's tag (spec/link.md). `end` is the offset of the end of the body, which follows the hop
- * part. */
+/* Prepare a forwarded frame for this link: a hop part and a tag of the link around the origin's body (spec/link.md).
+ * `end` is the offset of the end of the body, which follows the hop part. Other links may be sending the body, but the
+ * segment's own hop part is not sent: it is there for the tag. */
 int tag_for_hop(Endpoint *link, Step *step, uint64_t counter, Segment *segment, Py_ssize_t end) {
-    unsigned char covered[HEADER_BYTES + TAG_BYTES];
+    ModuleState *state = link->pool->state;
     memset(link->hop, 0, HOP_BYTES);
     link->hop[0] = FORWARD;
     put32(link->hop + 4, (uint32_t)(counter >> KEY_PHASE_SHIFT));
     put32(link->hop + 8, step->ordinal);
-    memcpy(covered, link->hop, HOP_BYTES);
-    memcpy(covered + HOP_BYTES, segment->at + HOP_BYTES, HEADER_BYTES - HOP_BYTES);
-    memcpy(covered + HEADER_BYTES, segment->at + end - TAG_BYTES, TAG_BYTES);
+    memcpy(segment->at, link->hop, HOP_BYTES);
     PyObject *sealer = hold_cipher(link->sealer);
-    PyObject *copy = sealer == NULL ? NULL : copy_bytes(covered, sizeof covered);
-    PyObject *tag = copy == NULL ? NULL : PyObject_CallMethodObjArgs(sealer, link->pool->state->s_tag, copy, NULL);
-    Py_XDECREF(copy);
+    PyObject *frame = sealer == NULL ? NULL : view_span(segment_span(segment, 0, end));
+    PyObject *tag = frame == NULL ? NULL : PyObject_CallMethodObjArgs(sealer, state->s_tag, frame, NULL);
+    release_view(state, frame);
     Py_XDECREF(sealer);
     if (tag == NULL)
         return -1;
@@ -117,18 +115,15 @@ int seal_as_origin(Execution *self, int index, Py_ssize_t position, uint64_t cou
 int open_forwarded(Execution *self, Step *step, Endpoint *link, Segment *segment, Py_ssize_t frame_bytes, Span target) {
     unsigned char *frame = (unsigned char *)segment->at;
     Py_ssize_t end = frame_bytes - TAG_BYTES;
-    unsigned char covered[HEADER_BYTES + TAG_BYTES];
-    memcpy(covered, frame, HEADER_BYTES);
-    memcpy(covered + HEADER_BYTES, frame + end - TAG_BYTES, TAG_BYTES);
     ModuleState *state = self->pool->state;
     PyObject *opener = hold_cipher(link->opener);
-    PyObject *copies[2] = {copy_bytes(covered, sizeof covered), copy_bytes(frame + end, TAG_BYTES)};
+    PyObject *view = view_span(segment_span(segment, 0, end)), *tag = copy_bytes(frame + end, TAG_BYTES);
     PyObject *done = NULL;
-    if (opener != NULL && copies[0] != NULL && copies[1] != NULL)
-        done = PyObject_CallMethodObjArgs(opener, state->s_check, copies[0], copies[1], NULL);
+    if (opener != NULL && view != NULL && tag != NULL)
+        done = PyObject_CallMethodObjArgs(opener, state->s_check, view, tag, NULL);
     Py_XDECREF(opener);
-    Py_XDECREF(copies[0]);
-    Py_XDECREF(copies[1]);
+    release_view(state, view);
+    Py_XDECREF(tag);
     if (done == NULL)
         return -1;
     Py_DECREF(done);

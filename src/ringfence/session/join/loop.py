@@ -359,6 +359,7 @@ class JoinLoop:
             peer_verifier=self._peer_verifier(session.roster),
             max_session_age=self._policy.max_session_age,
             inside_machine=self._policy.inside_machine,
+            covers_forwarded=self._policy.forwarded != keys.FORWARDED[0],
             local=local,
             verified_at=boot_seconds() if self._verified_at is None else self._verified_at,
             record=record_of(session, self._entry, self._policy, self._presentation, self._credentials),

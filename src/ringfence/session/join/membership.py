@@ -35,6 +35,7 @@ class Membership:
     max_session_age: int | None = None  # seconds, from the policy: workers must be verified again after it
     verified_at: float = 0.0  #           boot_seconds() of the first, and so the oldest, verification
     inside_machine: tuple[str, ...] = ()  # backends that the policy permits to groups inside one machine
+    covers_forwarded: bool = False  #     link tags cover the ciphertext of forwarded frames, by the policy
     local: LocalNetwork | None = field(default=None, repr=False)  # for links inside this machine
     record: JoinRecord | None = field(default=None, repr=False)  # if this worker writes a record
 
