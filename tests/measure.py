@@ -35,6 +35,10 @@ MEASUREMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "CPU time of a training step with a record and without; a large audit and a manifest: `audit`, `manifest`",
         (*PYTHON, "tests.integration.record_cost", "step"),
     ),
+    "forwarded": (
+        "CPU time a byte of collectives with link tags that cover what is forwarded, and without; with VAES and without",
+        (*PYTHON, "tests.integration.forward_cost"),
+    ),
     "crowd": (
         "seconds in which a run forms, alone and while peers send expensive proofs",
         (*PYTHON, "tests.attack.crowd", "all", "--rounds", "3"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.attack.forgery import EVERY_HOP
 from tests.conformance.cases import (
     DTYPES,
     OPS,
@@ -23,7 +25,7 @@ from tests.conformance.cases import (
 from tests.conformance.collectives import RIGHT, play
 from tests.conformance.gloo_differences import DIFFERENCES, Difference, difference
 from tests.limits import HANG
-from tests.pool import Pool
+from tests.pool import IN_SHARED_MEMORY, ON_TWO_MACHINES, Pool
 
 Numbered = list[tuple[int, Case]]
 PAIRWISE = list(enumerate(pairwise_cases()))
@@ -142,6 +144,25 @@ def test_pairwise(pool: Pool, backend: str, world: int) -> None:
 def test_large(pool: Pool, backend: str, world: int, mebibytes: int) -> None:
     cases = list(enumerate(large_cases(world, mebibytes << 18)))  # elements of four bytes
     assert not unexpected(outcomes(pool, backend, cases, HANG), backend)
+
+
+@pytest.mark.parametrize(
+    ("where", "world"),
+    [
+        ("ringfence", 4),
+        ("ringfence", 8),
+        (IN_SHARED_MEMORY, 3),
+        (ON_TWO_MACHINES, 5),
+    ],  # 5: machines that differ in size
+)
+def test_collectives_if_every_hop_authenticates_what_it_forwards(
+    pool: Pool, tmp_path: Path, where: str, world: int
+) -> None:
+    (tmp_path / "policy.toml").write_text(EVERY_HOP)
+    cases = [case for elements in (4000, 500_000) for case in large_cases(world, elements)]
+    env = {"RINGFENCE_POLICY": str(tmp_path / "policy.toml")}
+    ranks = pool.check(play, world, where, (list(enumerate(cases)),), env=env)
+    assert ranks == [[RIGHT] * len(cases)] * world
 
 
 def test_undefined_reductions_are_refused_on_every_rank(pool: Pool, backend: str) -> None:
