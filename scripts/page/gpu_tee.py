@@ -92,7 +92,9 @@ def _bytes_alone() -> dict[tuple[Any, ...], float]:
     for cell in grid.built_in("gpu-tee-ringfence"):
         figures = {**cell.settings["tee"], "copy_overhead": 0.0}
         rates = tee_of(names.TEE_SEALED, figures)
-        seconds[tuple(cell.settings[each] for each in SETTINGS)] = tee_cost.sealed_seconds(rates, cell.settings["workers"], cell.trace, math.inf)
+        seconds[tuple(cell.settings[each] for each in SETTINGS)] = tee_cost.sealed_seconds(
+            rates, cell.settings["workers"], cell.trace, math.inf
+        )
     return seconds
 
 
