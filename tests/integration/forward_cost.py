@@ -63,7 +63,7 @@ def cipher(seconds: float = 0.3) -> float:
 
 
 def measure(rounds: int) -> None:
-    """Print sums over the workers: medians, and ratios of the same round."""
+    """Print sums over the workers: medians, and ratios to the mean of the turns before and after."""
     print(f"  sealing: {cipher():.3f} ns a byte", flush=True)
     figures: dict[tuple[str, str], list[float]] = {(each, turn): [] for each in COLLECTIVES for turn in TURNS}
     with tempfile.TemporaryDirectory() as folder, Pool() as pool:
@@ -79,15 +79,14 @@ def measure(rounds: int) -> None:
                     figures[each, turn].append(sum(times))
                 pool.leave()
     for each in COLLECTIVES:
-        without = figures[each, TURNS[0]]
-        print(f"  {each:10}  without {statistics.median(without):.3f} ns a byte", end="")
-        for turn in TURNS[1:]:
-            ratios = [one / other for one, other in zip(figures[each, turn], without, strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            print(
-                f", {turn} {statistics.median(figures[each, turn]):.3f} ({middle:.3f} [{low:.3f}, {high:.3f}])", end=""
-            )
-        print(flush=True)
+        before, with_it, after = (figures[each, turn] for turn in TURNS)
+        ratios = [2 * b / (a + c) for a, b, c in zip(before, with_it, after, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(
+            f"  {each:10}  without {statistics.median(before + after):.3f} ns a byte, with {statistics.median(with_it):.3f}, "
+            f"ratio {middle:.3f} [{low:.3f}, {high:.3f}]",
+            flush=True,
+        )
 
 
 def main() -> int:
