@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from ringfence.admission.renewal import Challenge, Renewal
 from ringfence.backend.binding import bytes_of, dtype_code, reduction_of
 from ringfence.collectives import Buffer, Collective, Thresholds, choose, divide
 from ringfence.dataplane.buffers import as_bytes
@@ -30,11 +31,12 @@ class MemoryEdge:
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
+        self.exporter = b""
         self.other: MemoryEdge
         self.engine: Engine
         self._arrived: list[ControlMessage] = []
 
-    def send(self, message: Abort | Bye) -> None:
+    def send(self, message: Abort | Bye | Challenge | Renewal) -> None:
         self.other._arrived.append(message)
         self.other.engine.call_soon(lambda: self.other.engine.on_control(self.other))
 

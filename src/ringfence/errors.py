@@ -8,7 +8,7 @@ RingfenceError
  ├─ CheckpointError          a checkpoint cannot be saved, or was not accepted
  ├─ RecordError              a signed record was not accepted
  ├─ TensorChangedError       the program resized or moved a tensor while a call was using it
- ├─ AdmissionError           this worker, or a peer, was not admitted to the run
+ ├─ AdmissionError           this worker, or a peer, was not admitted to the run, or no longer passes
  ├─ ProtocolError            a peer violated the protocol
  │   ├─ AuthenticationError  data did not authenticate: changed, forged, replayed or from another link
  │   └─ MismatchError        authenticated data shows that the ranks run different collectives
@@ -61,7 +61,7 @@ class TensorChangedError(RingfenceError):
 
 
 class AdmissionError(RingfenceError):
-    """A worker was not admitted to the run.
+    """A worker was not admitted to the run, or does not pass when it is verified again during a session (`verify_every`).
 
     `to_peer` is the reason that is sent to the refused worker; it contains no values of the policy.
     """

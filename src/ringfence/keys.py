@@ -138,6 +138,7 @@ def _label(purpose: str) -> bytes:
 
 ADMISSION_KEY: Final = _label("admission key")
 BINDING: Final = _label("binding")
+RENEWAL_BINDING: Final = _label("renewal binding")  # so that no renewal is a proof of admission, and the reverse
 ENTRY: Final = _label("entry")
 MEMBERS: Final = _label("members")
 ENTRY_PROOF: Final = _label("entry proof")

@@ -13,19 +13,22 @@ from hypothesis import strategies as st
 from ringfence.admission import encoding
 from ringfence.admission.entry import Entry
 from ringfence.admission.messages import HANDSHAKE, HEADER_BYTES, TREE, Message, MessageSplitter, decode, encode
+from ringfence.admission.renewal import Challenge, Renewal
 from ringfence.errors import ProtocolError
 from ringfence.runtime.aborts import ABORT_CODES
 from ringfence.runtime.control import Abort, Bye
 from tests.unit.admission_samples import entries, messages, ranks, texts, worker
 
-CONTROL: dict[int, type[Message]] = {Abort.TYPE: Abort, Bye.TYPE: Bye}
+CONTROL: dict[int, type[Message]] = {each.TYPE: each for each in (Abort, Bye, Challenge, Renewal)}
 ALL: dict[int, type[Message]] = {**HANDSHAKE, **TREE, **CONTROL}
 
 suspects = st.one_of(st.just(-1), st.integers(0, 2**32 - 2))
 aborts = st.builds(
     Abort, st.integers(0, 2**32 - 2), suspects, st.integers(0, 255), st.text(max_size=300), st.text(max_size=300)
 )
-anything = st.one_of(messages, aborts, st.builds(Bye, ranks))
+renewals = st.builds(Renewal, st.integers(0, 255), st.binary(max_size=300))
+challenges = st.builds(Challenge, st.binary(min_size=32, max_size=32))
+anything = st.one_of(messages, aborts, challenges, renewals, st.builds(Bye, ranks))
 
 
 def parse(frame: bytes) -> Message:

@@ -33,6 +33,7 @@ from ringfence.admission.messages import (
     encode,
 )
 from ringfence.admission.peer_verification import Presentation
+from ringfence.admission.renewal import Challenge, Renewal, bind_renewal
 from ringfence.admission.roster import roster_digest
 from ringfence.runtime.control import Abort, Bye
 from ringfence.session.members import Members
@@ -43,6 +44,7 @@ EXPORTER = fixed_bytes("exporter")
 SESSION_SECRET = keys.Secret(fixed_bytes("session secret"))
 TABLE = b"table"
 PRESENTED_AT = 1_800_000_000
+NONCE = fixed_bytes("challenge")
 
 
 def from_code() -> dict[str, Any]:
@@ -55,6 +57,8 @@ def from_code() -> dict[str, Any]:
     shown = proof_digest(1, up, child.shared.prove(up))
     listings = tuple(_listing(each, digest) for each, digest in ((parent, bytes(32)), (child, shown)))
     digest = roster_digest(child.policy.digest, listings, 1, TABLE)
+    again = bind_renewal(child.entry, parent.entry, digest, EXPORTER, NONCE)
+    again_down = bind_renewal(parent.entry, child.entry, digest, EXPORTER, NONCE)
     return {
         "secret": SECRET.reveal().hex(),
         "exporter": EXPORTER.hex(),
@@ -69,6 +73,7 @@ def from_code() -> dict[str, Any]:
             child.policy, forwarded="every_hop"
         ).digest.hex(),
         "policy digest with a record": replace(child.policy, record="required").digest.hex(),
+        "policy digest with verification again": replace(child.policy, verify_every=600).digest.hex(),
         "entries": [parent.entry.encode().hex(), child.entry.encode().hex()],
         "entry digests": [parent.entry.digest.hex(), child.entry.digest.hex()],
         "hello digests": [parent.hello.digest.hex(), child.hello.digest.hex()],
@@ -83,6 +88,8 @@ def from_code() -> dict[str, Any]:
         .hex(),
         "listings": [listing.encode().hex() for listing in listings],
         "roster digest": digest.hex(),
+        "child's renewal binding": {"preimage": again.preimage.hex(), "digest": again.digest.hex()},
+        "parent's renewal binding": {"preimage": again_down.preimage.hex(), "digest": again_down.digest.hex()},
         "session key": keys.session_key(SESSION_SECRET, digest).reveal().hex(),
         "frames": {type(each).__name__: encode(each).hex() for each in _messages(child, up.digest, listings, digest)},
     }
@@ -106,6 +113,8 @@ def _messages(child: Worker, binding: bytes, listings: tuple[Listing, ...], dige
         Failure(3, "no"),
         Abort(1, -1, 2, "all_reduce #7", "tag mismatch"),
         Bye(1),
+        Challenge(NONCE),
+        Renewal(2, b"proof"),
     ]
 
 
@@ -119,7 +128,7 @@ def test_the_code_makes_the_vectors(vectors: Any) -> None:
 
 
 def test_every_frame_of_the_vectors_parses_and_comes_back(vectors: Any) -> None:
-    types = {**HANDSHAKE, **TREE, Abort.TYPE: Abort, Bye.TYPE: Bye}
+    types = {**HANDSHAKE, **TREE, Abort.TYPE: Abort, Bye.TYPE: Bye, Challenge.TYPE: Challenge, Renewal.TYPE: Renewal}
     assert {types[bytes.fromhex(frame)[0]].__name__ for frame in vectors["frames"].values()} == set(vectors["frames"])
     for frame in map(bytes.fromhex, vectors["frames"].values()):
         assert int.from_bytes(frame[1:HEADER_BYTES], "big") == len(frame) - HEADER_BYTES
@@ -181,6 +190,23 @@ def preimage(role: int, prover: int, verifier: int) -> bytes:
     )
 
 
+def renewal_preimage(role: int, prover: int, verifier: int, roster: bytes) -> bytes:
+    return b"".join(
+        (
+            label("renewal binding"),
+            bytes([role]),
+            prover.to_bytes(4, "big"),
+            verifier.to_bytes(4, "big"),
+            digest("entry", entry(prover)),
+            fixed_bytes(f"tls {prover}"),
+            fixed_bytes(f"tls {verifier}"),
+            roster,
+            hashlib.sha256(EXPORTER).digest(),
+            NONCE,
+        )
+    )
+
+
 def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> None:
     key = hkdf(b"run-7", SECRET.reveal(), label("admission key"))
     up, down = preimage(0, 1, 0), preimage(1, 0, 1)
@@ -212,6 +238,15 @@ def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> N
         "policy digest with a record": digest(
             "policy", (1).to_bytes(4, "big"), bytes(8), b"\0\6hybrid", b"record\0\x08required", b"\1", b"shared secret"
         ),
+        "policy digest with verification again": digest(
+            "policy",
+            (1).to_bytes(4, "big"),
+            bytes(8),
+            b"\0\6hybrid",
+            b"verify every" + (600).to_bytes(8, "big"),
+            b"\1",
+            b"shared secret",
+        ),
         "child's proof": proof,
         "parent's proof": mac(key, "secret proof", hashlib.sha512(down).digest()),
         "child's proof digest": shown,
@@ -229,6 +264,11 @@ def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> N
     assert vectors["entries"] == [entry(0).hex(), entry(1).hex()]
     assert vectors["child's binding"]["preimage"] == up.hex()
     assert vectors["parent's binding"]["digest"] == hashlib.sha512(down).hexdigest()
+    assert vectors["child's renewal binding"]["preimage"] == renewal_preimage(0, 1, 0, roster).hex()
+    down_again = hashlib.sha512(renewal_preimage(1, 0, 1, roster)).hexdigest()
+    assert vectors["parent's renewal binding"]["digest"] == down_again
+    assert vectors["frames"]["Challenge"] == (b"\x22\0\0\0\x20" + NONCE).hex()
+    assert vectors["frames"]["Renewal"] == (b"\x23\0\0\0\x0a\2\0\0\0\5proof").hex()
     assert vectors["listings"] == [each.hex() for each in listings]
     body = (
         b"\1"

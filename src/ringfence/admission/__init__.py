@@ -10,5 +10,6 @@ tree.py                   entries up, roster and session secret down, acknowledg
 entry.py, roster.py       a worker in the roster, and all of them with one digest
 agreement.py              signatures of the roster, so that nobody shows two
 peer_verification.py      workers that did not meet in the tree
+renewal.py                workers verify their neighbours in the tree again
 messages.py, encoding.py  the bytes: strict codecs
 """

@@ -106,6 +106,7 @@ class PolicyTerms:
 
     min_workers: int = 1  # a hostile store must not split a job into smaller worlds
     max_session_age: int | None = None  # seconds until all workers must be admitted again
+    verify_every: int | None = None  # seconds between verifications during a session
     key_agreement: str = keys.KEY_AGREEMENTS[0]  # how TLS may agree on keys
     inside_machine: tuple[str, ...] = ()  # backends that need no sealing between workers on one machine
     same_host: str = keys.SAME_HOST[0]  # how workers on one machine exchange tensors
@@ -128,6 +129,8 @@ class PolicyTerms:
             parts.append(b"forwarded" + encoding.text(self.forwarded))
         if self.record != keys.RECORDS[0]:
             parts.append(b"record" + encoding.text(self.record))
+        if self.verify_every is not None:
+            parts.append(b"verify every" + encoding.number(self.verify_every, 8))
         for kind, content in sorted(set(rules)):
             parts += [encoding.number(kind, 1), content]
         return keys.digest(keys.POLICY, *parts)

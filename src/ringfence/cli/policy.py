@@ -160,6 +160,7 @@ def run_check(options: argparse.Namespace) -> int:
         limits = {
             "min_workers": policy.min_workers,
             "max_session_age": policy.max_session_age,
+            "verify_every": policy.verify_every,
             "key_agreement": policy.key_agreement,
             "inside_machine": list(policy.inside_machine),
             "same_host": policy.same_host,

@@ -10,6 +10,7 @@ acceptor            pending connections, peer verifications, and connections for
 point_to_point      transfers; tag_matching
 communicator        the links and the collectives of one process group; channels, its further connections
 control             messages between neighbours of the admission tree
+reverification      neighbours of the tree are verified again, once in an interval
 registry, requests, timers, aborts, counters   the parts of the engine's state
 engine              wires all of them; aborts the session on a failure
 progress            drives the engine over TCP; gil_switch, stages, staging_times

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from ringfence.admission.renewal import Challenge, Renewal
 from ringfence.dataplane.request import Request
 from ringfence.errors import (
     AbortedError,
@@ -35,7 +36,9 @@ class Edge(Protocol):
 
     @property
     def peer(self) -> int: ...
-    def send(self, message: Abort | Bye) -> None: ...
+    @property
+    def exporter(self) -> bytes: ...
+    def send(self, message: Abort | Bye | Challenge | Renewal) -> None: ...
     def receive(self) -> list[ControlMessage]: ...
 
 

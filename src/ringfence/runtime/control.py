@@ -1,7 +1,8 @@
 """The control plane: messages between neighbours in the admission tree during the session.
 
 It uses the TLS connections of admission. There are two messages: Abort ends the session, Bye announces that a worker
-leaves. The end of a connection without a Bye is a failure. A neighbour whose join fails before it receives GO still sends
+leaves; and Challenge and Renewal (admission/renewal.py), if the policy has workers verified again. The end of a connection
+without a Bye is a failure. A neighbour whose join fails before it receives GO still sends
 a Failure of the admission tree, which ends the session too.
 """
 
@@ -16,6 +17,7 @@ from typing import ClassVar, Final
 from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.messages import Failure, Message, MessageSplitter, encode
+from ringfence.admission.renewal import RENEWAL_BYTES, Challenge, Renewal
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tls import Tls, TlsStream
@@ -80,9 +82,10 @@ class Closed:
     unanswered: bool = False  # the peer did not answer for the outage timeout
 
 
-ControlMessage = Abort | Bye | Closed
+ControlMessage = Abort | Bye | Challenge | Renewal | Closed
 
 _TYPES: Final[Mapping[int, type[Message]]] = {kind.TYPE: kind for kind in (Abort, Bye, Failure)}
+_VERIFIED_AGAIN: Final[Mapping[int, type[Message]]] = {**_TYPES, Challenge.TYPE: Challenge, Renewal.TYPE: Renewal}
 
 
 class ControlEdge:
@@ -91,10 +94,18 @@ class ControlEdge:
     Call `receive()` once before the first poll: a message may have arrived together with the last one of admission.
     """
 
-    def __init__(self, peer: int, connection: socket.socket, tls: Tls, received: bytes = b"") -> None:
+    def __init__(
+        self, peer: int, connection: socket.socket, tls: Tls, received: bytes = b"", *, verified_again: bool = False
+    ) -> None:
+        """`verified_again`: whether the policy has workers verified again during the session."""
         self.peer = peer
+        self.exporter = tls.exporter() if verified_again else b""
         self._stream = TlsStream(connection, tls)
-        self._frames = MessageSplitter(_TYPES, _FRAME_LIMIT)
+        self._frames = (
+            MessageSplitter(_VERIFIED_AGAIN, max(_FRAME_LIMIT, RENEWAL_BYTES))
+            if verified_again
+            else MessageSplitter(_TYPES, _FRAME_LIMIT)
+        )
         self._frames.feed(received)
         self._bye = False
         self._unanswered = False  # a write failed because the peer did not answer
@@ -123,7 +134,7 @@ class ControlEdge:
                 found.append(self._closed(f"rank {self.peer} violated the control protocol: {error}"))
         return found
 
-    def send(self, message: Abort | Bye) -> None:
+    def send(self, message: Abort | Bye | Challenge | Renewal) -> None:
         """Queue a message and try to write it. If the peer is gone, `receive()` reports it."""
         if not self._over:
             with self._record_unanswered():
@@ -161,7 +172,7 @@ class ControlEdge:
         while (message := self._frames.next()) is not None:
             if isinstance(message, Failure):  # its join failed while GO was on the way to it
                 message = Abort(message.reporter, -1, _NOT_ADMITTED, "", f"its join ended: {message.text}")
-            assert isinstance(message, Abort | Bye)
+            assert isinstance(message, Abort | Bye | Challenge | Renewal)
             if isinstance(message, Bye):
                 self._bye |= message.rank == self.peer  # the tree forwards the Bye of other workers too
             found.append(message)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from ringfence.admission.renewal import Challenge, Renewal
 from ringfence.collectives import Thresholds
 from ringfence.dataplane import choice
 from ringfence.dataplane.choice import Pool
@@ -48,6 +49,7 @@ from ringfence.runtime.peer_verification import LinkVerifier
 from ringfence.runtime.point_to_point import Transfer
 from ringfence.runtime.registry import Communicators
 from ringfence.runtime.requests import Requests
+from ringfence.runtime.reverification import Reverification
 from ringfence.runtime.timers import Timers
 from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tcp import refusal
@@ -141,6 +143,7 @@ class Engine:
         self.settle: Callable[[Callable[[], None]], None] = _call
         self.failure: RingfenceError | None = None
         self.blamed: int | None = None  # by a failure: a worker, or -1; None after a regular end
+        self.reverification: Reverification | None = None  # set if the policy has workers verified again
         self.note = ""  # appended to the text of a failure
         self.current: Any = None  # the link or task whose `work` is being called, or was when an interrupt came
         self._unsent_abort: Abort | None = None  # set until the neighbours have been sent it
@@ -392,12 +395,22 @@ class Engine:
                     if message.rank not in self.departed:
                         self.departed.add(message.rank)
                         self.check_departed(message.rank)
+                case Challenge() | Renewal():
+                    if self.failure is None and self.reverification is not None:
+                        self.guard(partial(self.reverification.take, edge, message), edge.peer)
                 case Closed():
                     self.edges = [other for other in self.edges if other is not edge]
                     if edge.peer not in self.departed:
                         gone = f"worker {edge.peer} is gone: its control connection ended without a goodbye"
                         text = self.context.no_answer(edge.peer) if message.unanswered else gone
                         self.fail(PeerLostError(text), edge.peer)
+
+    def verify_again(self) -> None:
+        """Challenge the neighbours, and fail if one has not passed since the last time."""
+        for edge in list(self.edges):
+            self.on_control(edge)  # an answer may have arrived while this worker was stopped
+        if self.failure is None and self.reverification is not None:
+            self.reverification.tick([edge.peer for edge in self.edges if edge.peer not in self.departed])
 
     def check_departed(self, worker: int) -> None:
         """Fail if a request needs a worker that has left the run and has nothing more on its way."""

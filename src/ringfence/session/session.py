@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ringfence import keys
+from ringfence.admission.renewal import Renewals
 from ringfence.admission.roster import Worker
 from ringfence.collectives import Thresholds
 from ringfence.config.cores import default_channels, usable_cores
@@ -31,8 +32,10 @@ from ringfence.runtime.events import Platform
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.progress import ProgressLoop
 from ringfence.session import metrics, recording
+from ringfence.session.fresh_credentials import FreshCredentials
 from ringfence.session.join import Membership, join, listen
 from ringfence.session.members import Members
+from ringfence.session.proof_thread import ProofThread
 from ringfence.session.rendezvous_warning import warn_of_open_rendezvous
 from ringfence.transport.alarm import Alarm
 from ringfence.transport.fork import canary, in_child, register_fork_cleanup
@@ -56,6 +59,7 @@ class Session:
         self._held = 0
         self._channels: list[ProgressLoop] = []  # above channel 0
         self._age_limit: Alarm | None = None
+        self._proofs: ProofThread | None = None  # if the policy has workers verified again
         self._metrics: metrics.MetricsFile | None = None
         self.recorder: recording.Recorder | None = None
         self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -86,7 +90,7 @@ class Session:
             )
             _check_channels(Thresholds.from_bytes(member.table), settings)
             self.generation = settings.generation
-            self._begin(start, member, listener, settings.outage)
+            self._begin(start, member, listener, settings)
             if recorder is not None and member.record is not None:
                 recorder.begin(store, member.record, self.engine, self.loop.abort)
                 self.recorder = recorder
@@ -104,8 +108,9 @@ class Session:
         if member.rank == 0:
             _warn_of_default_run_id(run_id, {entry.host for entry in member.roster.entries})
 
-    def _begin(self, start: _Start, member: Membership, listener: socket.socket, outage: float) -> None:
+    def _begin(self, start: _Start, member: Membership, listener: socket.socket, settings: Settings) -> None:
         """Create the engine and its progress loop from the result of the join."""
+        outage = settings.outage
         start.network = self.network = TcpNetwork(
             listener, [(entry.host, entry.port) for entry in member.roster.entries], outage, member.local
         )
@@ -131,6 +136,13 @@ class Session:
         if self.members is not None:
             self.engine.note = f" (workers are numbered within the group of {self.members})"
         self._start_channels(member, outage)
+        if member.verify_every is not None and member.world_size > 1:
+            self._proofs = ProofThread(
+                Renewals(member.roster, member.rank),
+                member.verify_every,
+                FreshCredentials(os.environ, settings.run_id, member.policy_digest),
+                self.engine,
+            )
         try:
             self.loop = ProgressLoop(self.engine, self.network, member.edges)
         except BaseException:
@@ -138,6 +150,8 @@ class Session:
             raise
         try:
             self._age_limit = self._limit_age(member)
+            if self._proofs is not None:
+                self._proofs.start()
         except BaseException:
             self.leave(seconds=0.0)  # the progress loop owns the connections and closes them
             raise
@@ -230,6 +244,8 @@ class Session:
             atexit.unregister(self.leave)
             if self._age_limit is not None:
                 self._age_limit.cancel()
+            if self._proofs is not None:
+                self._proofs.close()
             try:
                 self.loop.leave(self.engine.drain_timeout if seconds is None else seconds, finish)
             finally:

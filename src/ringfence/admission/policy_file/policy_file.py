@@ -89,6 +89,11 @@ def explain(policy: PolicyFile) -> list[str]:
         lines.append(f"A run with fewer than {policy.min_workers} workers does not begin.")
     if policy.max_session_age is not None:
         lines.append(f"After {duration_text(policy.max_session_age)} all workers must be verified again.")
+    if policy.verify_every is not None:
+        lines.append(
+            f"Every {duration_text(policy.verify_every)} each worker proves itself again to its neighbours in the tree, unless "
+            "the shared secret alone admitted it (verify_every)."
+        )
     if policy.key_agreement != KEY_AGREEMENTS[0]:
         lines += [
             "Workers may agree on keys without post-quantum cryptography (key_agreement): an attacker who records their "
@@ -136,6 +141,7 @@ def read_policy(
     terms = PolicyTerms(
         min_workers=root.number("min_workers", 1, least=1, most=WORKERS),
         max_session_age=root.duration("max_session_age", None),
+        verify_every=root.duration("verify_every", None) or None,
         key_agreement=root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS),
         inside_machine=root.texts("inside_machine", (), allowed=INSIDE_BACKENDS),
         same_host=root.text("same_host", SAME_HOST[0], allowed=SAME_HOST),
@@ -147,6 +153,8 @@ def read_policy(
         raise root.error(f"{len(tables)} rules, where at most {RULES} are allowed")
     rules = tuple(_rule(table, kinds) for table in tables)
     root.done()
+    if terms.verify_every is not None and all([kind for kind, _ in rule.proofs] == ["secret"] for rule in rules):
+        raise root.error("verify_every: a shared secret cannot be revoked; ask for a certificate or evidence as well")
     return PolicyFile(rules, **terms.terms())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import kinds
@@ -31,12 +30,15 @@ class JoinCredentials:
         That may query the kernel or a driver, which can block: see `run_with_timeout` for the parameters. Raises TimeoutError,
         or ConfigurationError if this worker has no credential that its own policy admits.
         """
-        query = partial(admission_of, self.settings, self._shared, Machine())
         if self.settings.policy is None:
-            return query()  # needs neither kernel nor driver
+            return self.query()  # needs neither kernel nor driver
         return run_with_timeout(
-            query, name="ringfence asks its machine", timeout=timeout, warn_after=warn_after, warn=warn
+            self.query, name="ringfence asks its machine", timeout=timeout, warn_after=warn_after, warn=warn
         )
+
+    def query(self) -> tuple[Policy, Prover]:
+        """Like `admission`, in the calling thread, for as long as that takes."""
+        return admission_of(self.settings, self._shared, Machine())
 
     @property
     def reads_lists(self) -> bool:

@@ -344,6 +344,7 @@ class JoinLoop:
         session, neighbours = self._tree.session, self._connections.neighbours
         assert session is not None
         local, self._local = self._local, None
+        again = self._policy.verify_every is not None
         for peer in neighbours.values():
             self._connections.unwatch(peer)
         return Membership(
@@ -355,9 +356,11 @@ class JoinLoop:
             suite=session.suite,
             table=session.table,
             key_agreement=" and ".join(sorted({peer.stream.tls.group or "" for peer in neighbours.values()})),
-            edges=tuple(neighbours[rank].become_edge() for rank in sorted(neighbours)),
+            edges=tuple(neighbours[rank].become_edge(verified_again=again) for rank in sorted(neighbours)),
             peer_verifier=self._peer_verifier(session.roster),
+            policy_digest=self._policy.digest,
             max_session_age=self._policy.max_session_age,
+            verify_every=self._policy.verify_every,
             inside_machine=self._policy.inside_machine,
             covers_forwarded=self._policy.forwarded != keys.FORWARDED[0],
             local=local,

@@ -32,7 +32,9 @@ class Membership:
     key_agreement: str  #               the TLS groups used with its neighbours, for messages
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
     peer_verifier: PeerVerifier | None = field(repr=False)  # None: the roster's endorsements have verified every worker
+    policy_digest: bytes = b""
     max_session_age: int | None = None  # seconds, from the policy: workers must be verified again after it
+    verify_every: int | None = None  # seconds, from the policy: neighbours are verified again
     verified_at: float = 0.0  #           boot_seconds() of the first, and so the oldest, verification
     inside_machine: tuple[str, ...] = ()  # backends that the policy permits to groups inside one machine
     covers_forwarded: bool = False  #     link tags cover the ciphertext of forwarded frames, by the policy

@@ -124,7 +124,8 @@ class Peer:
         self.frames.allow(types, limit)
         tolerate(self.stream.socket, outage)
 
-    def become_edge(self) -> ControlEdge:
+    def become_edge(self, *, verified_again: bool = False) -> ControlEdge:
         """Hand the connection over to the control plane when the session begins."""
         assert self.rank is not None
-        return ControlEdge(self.rank, self.stream.socket, self.stream.tls, self.frames.rest())
+        rest = self.frames.rest()
+        return ControlEdge(self.rank, self.stream.socket, self.stream.tls, rest, verified_again=verified_again)

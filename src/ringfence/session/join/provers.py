@@ -45,7 +45,7 @@ class Machine:
     metadata: Metadata = field(default_factory=Metadata)
 
 
-class _Unusable(ConfigurationError):
+class UnusableCredentialError(ConfigurationError):
     """This worker has a credential for a rule that its own policy would refuse."""
 
 
@@ -85,15 +85,17 @@ def effective_policy(settings: Settings, file: PolicyFile, shared: SharedSecret 
 def prover_of(settings: Settings, shared: SharedSecret | None, policy: PolicyFile, machine: Machine) -> Prover:
     """Return the prover for the first rule for which this worker has all credentials. Warns of unusable credentials."""
     missing: list[str] = []
+    error_type = ConfigurationError
     for number, rule in enumerate(policy.rules, 1):
         try:
             provers = [MAKERS[kind](settings, shared, rules, machine) for kind, rules in rule.proofs]
             return bundle.prover_for(provers)
         except ConfigurationError as error:
             missing.append(f"rule {number}: {error}")
-            if isinstance(error, _Unusable):
+            if isinstance(error, UnusableCredentialError):
+                error_type = UnusableCredentialError
                 _log.warning("%s; this worker tries the next rule of its policy", missing[-1])
-    raise ConfigurationError("this worker has no credential that its own policy admits. " + "; ".join(missing))
+    raise error_type("this worker has no credential that its own policy admits. " + "; ".join(missing))
 
 
 # -- one kind each --------------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ def _certificate(settings: Settings, shared: SharedSecret | None, rules: certifi
     except AdmissionError as error:
         trusted = " or ".join(map(authorities.describe, rules.authorities))
         own = authorities.describe_issued(settings.certificate.chain[0])
-        raise _Unusable(
+        raise UnusableCredentialError(
             f"this worker's own certificate would be refused: {error}. It is {own}; the policy trusts {trusted}"
         ) from error
     return certificate.CertificateProver(settings.certificate)
@@ -134,7 +136,7 @@ def _vcek(settings: Settings) -> bytes | None:
     try:
         return None if settings.vcek is None else guest.read_certificate(settings.vcek)
     except ValueError as error:
-        raise _Unusable(f"RINGFENCE_VCEK_FILE is not a certificate: {error}") from error
+        raise UnusableCredentialError(f"RINGFENCE_VCEK_FILE is not a certificate: {error}") from error
 
 
 def _check_guest(machine: Machine, wanted: str) -> None:
