@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import certificate, nvidia, reference_values
@@ -235,6 +238,42 @@ def test_a_host_refuses_the_next_connection_of_a_revoked_agent(
     with Warnings() as warnings:
         start(2)
         warnings.wait_for(lambda texts: any(REVOKED in text and "keeps trying" in text for text in texts))
+
+
+@pytest.mark.promise("A revoked agent takes no part in the next round, also if it stays connected.")
+@pytest.mark.parametrize("ends", ["the host", "the revoked agent"])
+def test_a_revoked_agent_that_is_connected_takes_no_part_in_the_next_round(
+    agent: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """It has its old list, and waits for the round on the connection on which it was admitted."""
+    site, port = Site(tmp_path / "site", 3), ports.port()
+    site.publish(number=1, start=TODAY - HOUR)
+    monkeypatch.delenv("RINGFENCE_SECRET_FILE")
+    monkeypatch.setattr(agent_admission, "_POLICY_SECONDS", 0.0)
+    agents = []
+    for number in range(3):
+        for name, value in site.environment(number).items():
+            monkeypatch.setenv(name, value)
+        agents.append(agent(port, number, nodes=(2, 3)))
+    host, other, revoked = agents
+    assert [each.world_size for each in joined(*agents)] == [3] * 3
+    site.publish(102, number=2, to=[0, 1])  # agents of one process remember the newest list together
+
+    def wait_in_vain() -> None:
+        with contextlib.suppress(RendezvousConnectionError, RendezvousTimeoutError):
+            vain.append(revoked.next_rendezvous())
+
+    vain: list[object] = []
+    thread = threading.Thread(target=wait_in_vain, daemon=True)
+    with Warnings() as warnings:
+        if ends == "the revoked agent":
+            thread.start()
+        rounds = joined(host, other)
+        assert [each.world_size for each in rounds] == [2, 2]
+        if ends == "the host":
+            thread.start()
+        warnings.wait_for(lambda texts: any("refused the agent" in text and REVOKED in text for text in texts))
+    assert not vain
 
 
 def test_an_agent_proves_with_the_certificate_of_now(tmp_path: Path) -> None:

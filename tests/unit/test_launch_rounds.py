@@ -39,8 +39,14 @@ class Nodes:
         self._take(self.state.call(client, call, self.now))
         return client, self._numbers
 
-    def attach(self, name: str, rank: int | None = None, agent: str | None = None) -> Answer:
+    def admit(self, name: str) -> None:
+        """A connection of an agent on another node, as the host admits it; without it, it is that of the host's own agent."""
         self.clients[name] = len(self.clients) + 1 + self._numbers * 1000
+        self.state.rounds.admit(self.clients[name])
+
+    def attach(self, name: str, rank: int | None = None, agent: str | None = None, *, admitted: bool = False) -> Answer:
+        if not admitted:
+            self.clients[name] = len(self.clients) + 1 + self._numbers * 1000
         found = {"agent": agent or name, "rank": rank}
         return self.answer(self.call(name, Operation.ATTACH, to_json(found)))
 
@@ -213,6 +219,82 @@ def test_a_spare_waits_for_the_members_of_a_round_that_ends() -> None:
     calls = [nodes.join(f"node{rank}") for rank in range(3)]
     assert [nodes.place(call)[1] for call in calls] == [0, 1, 2]
     assert not nodes.has_answer(spare)
+
+
+def connected_again(world: Nodes, name: str, rank: int) -> None:
+    """The host drops the connections that it was told to, and this agent connects again."""
+    assert world.state.rounds.take_stale() == [world.clients[name]]
+    world.disconnect(name)
+    world.admit(name)
+    world.attach(name, rank, admitted=True)
+
+
+def test_an_agent_is_verified_again_for_each_round() -> None:
+    world = Nodes(RoundLimits(2, 2))
+    world.attach("host", 0)
+    world.admit("node")
+    world.attach("node", 1, admitted=True)
+    joins = [world.join("host"), world.join("node")]
+    assert [world.place(each)[0] for each in joins] == ["incarnation.1"] * 2
+    for number in (2, 3):
+        joins = [world.join("host"), world.join("node")]
+        assert not any(map(world.has_answer, joins)), "the connection is that of the round before"
+        connected_again(world, "node", 1)
+        joins = [joins[0], world.join("node")]
+        assert [world.place(each)[0] for each in joins] == [f"incarnation.{number}"] * 2
+        assert not world.state.rounds.take_stale()
+
+
+def test_a_spare_that_has_waited_is_verified_again_too() -> None:
+    world = Nodes(RoundLimits(1, 1))
+    world.attach("host", 0)
+    world.join("host")
+    for name in ("spare", "other"):
+        world.admit(name)
+        world.attach(name, admitted=True)
+        world.join(name)
+    assert not world.state.rounds.take_stale()
+    again = world.join("host")
+    assert world.has_answer(again), "the host's own agent needs no proof"
+    assert sorted(world.state.rounds.take_stale()) == sorted([world.clients["spare"], world.clients["other"]])
+
+
+def test_an_older_connection_that_attaches_later_counts_as_old() -> None:
+    world = Nodes(RoundLimits(2, 2))
+    world.admit("node")
+    world.attach("host", 0)
+    world.attach("early", 1)
+    world.join("host")
+    world.join("early")
+    world.join("early")  # ends the round
+    world.attach("node", 1, admitted=True)
+    world.join("node")
+    assert world.clients["node"] in world.state.rounds.take_stale()
+
+
+def test_a_member_that_is_verified_again_keeps_its_place_before_a_spare() -> None:
+    """Until it is lost, the round waits for it."""
+    world = Nodes(RoundLimits(2, 2))
+    world.attach("host", 0)
+    for name, rank in (("node", 1), ("spare", 2)):
+        world.admit(name)
+        world.attach(name, None if rank == 2 else rank, admitted=True)
+    first = [world.join("host"), world.join("node")]
+    world.join("spare")
+    assert [world.place(each)[1] for each in first] == [0, 1]
+    again = world.join("host")
+    assert world.state.rounds.take_stale() == [world.clients["spare"]]
+    world.join("node")
+    assert world.state.rounds.take_stale() == [world.clients["node"]]
+    for name in ("node", "spare"):
+        world.disconnect(name)
+    world.admit("spare")
+    world.attach("spare", admitted=True)
+    world.join("spare")
+    assert not world.has_answer(again)
+    world.admit("node")
+    world.attach("node", 1, admitted=True)
+    assert [world.place(each)[1:] for each in (again, world.join("node"))] == [(0, 2), (1, 2)]
 
 
 def test_the_run_is_finished_when_all_members_are_done() -> None:

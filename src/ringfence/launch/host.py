@@ -153,6 +153,9 @@ class Host:
             elif client in self._peers:
                 self._peers[client].send(message for _, message in messages)
                 self._watch(self._peers[client])
+        for client in self.state.rounds.take_stale():
+            if client in self._peers:
+                self._disconnect(self._peers[client], "it has to be verified again for the next round")
 
     def _watch(self, peer: Peer) -> None:
         if peer.rank in self._peers:
@@ -217,6 +220,7 @@ class Host:
         self._last += 1
         peer.admit(self._last, TO_HOST, keys.CALL_BYTES, self._outage)
         self._peers[self._last] = peer
+        self.state.rounds.admit(self._last)
         _log.info("admitted the agent at %s", peer.address)
         try:
             self._receive(peer)  # what arrived meanwhile

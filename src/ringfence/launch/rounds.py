@@ -3,6 +3,8 @@
 A round is one start of the workers on all nodes; its generation is the host's random incarnation and the round's number.
 It ends for all as soon as one member joins again, leaves, or is lost. An agent is lost if it has not answered for the outage
 timeout, or if its connection has been closed for `lost_after` seconds; until then it may come back.
+
+Every round has agents that were verified after the one before ended: an agent whose connection is older connects again.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Member:
     joins: int = 0  # the number of its call that waits for the next round, if it does
     joins_until: float = _NEVER
     left: bool = False
+    reconnecting: bool = False  # its connection was closed because it has to be verified again
 
 
 class Rounds:
@@ -65,6 +68,11 @@ class Rounds:
         self._joins_until = _NEVER  # none of these waits ends before
         self._gone: dict[str, Member] = {}  # those without a connection
         self._call_at: float | None = None  # since when enough nodes wait
+        self._ends = 0  # rounds that have ended
+        self._admitted: dict[
+            int, int
+        ] = {}  # how many had, when a client was verified; the host's own agent is not listed
+        self._stale: list[int] = []  # clients that have to be verified again, to be disconnected
 
     @property
     def generation(self) -> str:
@@ -102,6 +110,10 @@ class Rounds:
 
     # -- what agents do ---------------------------------------------------------------------------------------------
 
+    def admit(self, client: int) -> None:
+        """An agent was verified on a new connection."""
+        self._admitted[client] = self._ends
+
     def attach(self, client: int, agent: str, rank: int | None) -> tuple[str, int | None]:
         """Add an agent, or reconnect it. Returns why it is refused, or "", and the client that it replaces, if any."""
         member, replaced = self._members.get(agent), None
@@ -115,7 +127,7 @@ class Rounds:
         elif member.client is not None:
             del self._by_client[member.client]
             replaced = member.client
-        member.client, member.lost_at = client, _NEVER
+        member.client, member.lost_at, member.reconnecting = client, _NEVER, False
         self._gone.pop(agent, None)
         self._by_client[client] = member
         return "", replaced
@@ -130,7 +142,7 @@ class Rounds:
         if self._finished or self._closed:
             return self._closing(number)
         if member.agent in self._current:
-            self._ended = True
+            self._end()
             self._cause = self._cause or _text(cause)
         member.joins, member.joins_until = number, until
         self._joins[member.agent] = member
@@ -160,6 +172,7 @@ class Rounds:
 
     def disconnect(self, client: int, now: float, reason: str = "", *, lost: bool = False) -> None:
         """The connection of an agent is closed. `lost`: it was silent for so long that it is not expected back."""
+        self._admitted.pop(client, None)
         member = self._by_client.pop(client, None)
         if member is not None:
             patience = 0.0 if lost else self.limits.lost_after
@@ -177,7 +190,21 @@ class Rounds:
             if not self._finished:
                 _log.warning("node %d is given up: %s", member.rank, member.lost_because or "its agent is gone")
             self._remove(member)
-        return self._end_waits(now) + self._form(now)
+        answers = self._end_waits(now)
+        self._find_stale()
+        return answers + self._form(now)
+
+    def take_stale(self) -> list[int]:
+        """Return the clients to disconnect: they wait for a round, and were verified before the last one ended."""
+        found, self._stale = self._stale, []
+        return found
+
+    def _find_stale(self) -> None:
+        for member in list(self._joins.values()):
+            if member.client is not None and self._admitted.get(member.client, self._ends) < self._ends:
+                self._stale.append(member.client)
+                del self._joins[member.agent]
+                member.reconnecting = True
 
     def next_at(self) -> float:
         """Return when `tick` has something to do, or a moment before, unless an agent acts."""
@@ -219,11 +246,12 @@ class Rounds:
     def _is_one_expected(self) -> bool:
         """Whether a member of the newest round is connected and has not joined the next one yet."""
         return any(
-            each.client is not None and not each.left and agent not in self._joins
+            (each.client is not None or each.reconnecting) and not each.left and agent not in self._joins
             for agent, each in self._current.items()
         )
 
     def _start(self, chosen: list[Member]) -> list[tuple[int, Answer]]:
+        self._end()  # a round may form of other agents while one goes on
         self._number += 1
         self._ended, self._cause, self._call_at = False, "", None
         self._current = {each.agent: each for each in chosen}
@@ -238,10 +266,16 @@ class Rounds:
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
+    def _end(self) -> None:
+        """End the round. Agents that wait for the next one were verified before, so they are not members of it yet."""
+        if not self._ended:
+            self._ended = True
+            self._ends += 1
+
     def _remove(self, member: Member) -> None:
         """Remove an agent for good. One that has left stays listed until its connection is closed."""
         if member.agent in self._current and not self._finished:
-            self._ended = True
+            self._end()
         member.left = True
         self._joins.pop(member.agent, None)
         if self._by_rank.get(member.rank) is member:
