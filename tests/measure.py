@@ -47,6 +47,10 @@ MEASUREMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "CPU time of the dearest input that a search finds for what a peer sends before it is authenticated",
         (*PYTHON, "tests.fuzz", "--cpu", "all", "--seconds", "10", "--finds", RESULTS),
     ),
+    "again": (
+        "CPU time of verification again for each interval: 8 workers with certificates, and 4,096 by the model",
+        (*PYTHON, "tests.integration.verified_cost"),
+    ),
     "hostile": (
         "how long calls of an admitted agent take while others send hostile messages",
         (*PYTHON, "tests.attack.launch_attacks", "--messages", "3000"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
-from ringfence.admission.policy_file.policy_file import PolicyFile
+from ringfence.admission.policy_file.policy_file import PolicyFile, explain
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.config.settings import Settings
@@ -99,6 +99,7 @@ def test_equivalent_policies_have_the_same_digest(same: str) -> None:
         'version = 1\nsame_host = "sealed"\n' + SECRET_RULE + CERTIFICATE_RULE,
         'version = 1\nrecord = "required"\n' + SECRET_RULE + CERTIFICATE_RULE,
         'version = 1\nforwarded = "every_hop"\n' + SECRET_RULE + CERTIFICATE_RULE,
+        'version = 1\nverify_every = "10m"\n' + SECRET_RULE + CERTIFICATE_RULE,
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("ca.pem", "two.pem"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org/*", "example.org/**"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org", "example.com"),
@@ -123,6 +124,18 @@ def test_backends_inside_a_machine_are_read_and_covered_by_the_digest() -> None:
         assert kinds.policy_of(file, now, SHARED).digest == kinds.digest_of(file)
     digests = [kinds.digest_of(file) for file in files]
     assert digests[0] == digests[1] and len(set(digests)) == 3
+
+
+def test_the_interval_of_verification_is_read_and_covered_by_the_digest() -> None:
+    heads = ("", 'verify_every = "10m"\n', 'verify_every = "20m"\n')
+    files = [policy(CERTIFICATE_RULE + SECRET_RULE, "version = 1\n" + head) for head in heads]
+    assert [file.verify_every for file in files] == [None, 600, 1200]
+    digests = [kinds.digest_of(file) for file in files]
+    assert len(set(digests)) == 3
+    for file, digest in zip(files, digests, strict=True):
+        assert kinds.policy_of(file, now, SHARED).verify_every == file.verify_every
+        assert kinds.policy_of(file, now, SHARED).digest == digest
+    assert "Every 10 minutes each worker proves itself again" in " ".join(explain(files[1]))
 
 
 def test_how_workers_of_one_machine_exchange_tensors_is_covered_by_the_digest() -> None:
@@ -182,6 +195,8 @@ def test_whether_a_record_is_required_is_covered_by_the_digest() -> None:
         ('version = 1\nforwarded = "no"\n' + SECRET_RULE, "forwarded must be one of origin, every_hop; it is 'no'"),
         ('version = 1\nrecord = "no"\n' + SECRET_RULE, "record must be one of optional, required; it is 'no'"),
         ("version = 1\nmax_session_age = 60\n" + SECRET_RULE, "a duration such as"),
+        ('version = 1\nverify_every = "1h"\n' + SECRET_RULE, "verify_every: a shared secret cannot be revoked"),
+        ('version = 1\nverify_every = "0s"\n' + CERTIFICATE_RULE, "a duration such as"),
         ("version = 1\n" + SECRET_RULE * 65, "65 rules, where at most 64 are allowed"),
         (
             "version = 1\n" + CERTIFICATE_RULE.replace("ca.pem", "no.pem"),

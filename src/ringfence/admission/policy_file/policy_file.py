@@ -141,7 +141,7 @@ def read_policy(
     terms = PolicyTerms(
         min_workers=root.number("min_workers", 1, least=1, most=WORKERS),
         max_session_age=root.duration("max_session_age", None),
-        verify_every=root.duration("verify_every", None) or None,
+        verify_every=root.duration("verify_every", None),
         key_agreement=root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS),
         inside_machine=root.texts("inside_machine", (), allowed=INSIDE_BACKENDS),
         same_host=root.text("same_host", SAME_HOST[0], allowed=SAME_HOST),
