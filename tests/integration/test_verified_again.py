@@ -287,7 +287,7 @@ def test_the_timer_goes_off_by_itself(pool: Pool, tmp_path: Path) -> None:
 # -- evidence ---------------------------------------------------------------------------------------------------------
 
 
-def attested_by_token(folder: Path, size: int) -> list[Mapping[str, str]]:
+def attested_by_token(folder: Path, size: int) -> Sequence[Mapping[str, str]]:
     """A token service of the workers; what it says of each is in a file. Without the file it fails."""
     (folder / "service.key").write_bytes(pem(ec.generate_private_key(ec.SECP384R1())))
     (folder / "keys.json").write_bytes(key_set(signer_in(folder / "service.key")))
@@ -344,7 +344,7 @@ def be_a_guest(folder: str, flag: str, changed: int) -> None:
         verifier = snp.SnpVerifier(vm.rules, time.time, known=roots)
         return Policy((verifier,), verify_every=EVERY), snp.SnpProver(report)
 
-    credentials.admission_of = admission_of
+    vars(credentials)["admission_of"] = admission_of
 
 
 @pytest.mark.promise(
