@@ -52,6 +52,8 @@ def test_a_statement_is_read_again() -> None:
         ({"subject": [{"name": "a", "digest": {}}]}, "exactly one digest"),
         ({"subject": ["a"]}, "not a JSON object"),
         ({"predicate": []}, "predicate is not an object"),
+        ({"predicate": {"of": ["another", {"kind": 1 << 63}]}}, "a number is too large"),
+        ({"predicate": {"of": [[float("1e308")]]}}, "a number is too large"),
         ({"note": 1}, "unknown field 'note'"),
     ],
 )
@@ -93,7 +95,7 @@ def test_numbers_that_are_too_large_are_refused() -> None:
     for number in (b"1e999", b"NaN", b"9" * 5000, b"-%d" % (1 << 63)):
         payload = samples.statement().encode().replace(b"25000000000.0", number)
         with pytest.raises(RecordError, match=r"too large|not valid JSON"):
-            selftest.parse(statement.parse(payload))
+            statement.parse(payload)
 
 
 def test_the_verdict_is_counted() -> None:

@@ -34,6 +34,17 @@ def read(data: bytes, what: str) -> object:
         raise RecordError(f"{what} is not valid JSON: {quoted(str(error))}") from None
 
 
+def check_numbers(value: object) -> None:
+    """Raise RecordError if a number anywhere in a value is too large, or infinite, as 1e999 is."""
+    left = [value]
+    while left:  # without recursion: a parser may nest more deeply than functions can
+        each = left.pop()
+        if isinstance(each, dict | list):
+            left.extend(each.values() if isinstance(each, dict) else each)
+        elif isinstance(each, int | float) and not abs(each) < NUMBERS:
+            raise RecordError("a number is too large")
+
+
 def fields(value: object, form: Form, what: str) -> Json:
     """Return an object that has exactly the names of `form`, with values of its types. Raises RecordError."""
     if not isinstance(value, dict):

@@ -56,6 +56,7 @@ def parse(payload: bytes) -> Statement:
     document = json_object.fields(json_object.read(payload, "the payload"), _STATEMENT, "the statement")
     if document["_type"] != RECORD_STATEMENT:
         raise RecordError(f"the statement's type is not {RECORD_STATEMENT}")
+    json_object.check_numbers(document["predicate"])
     subjects = tuple(subject_of(each) for each in document["subject"])
     if not subjects or len({each.name for each in subjects}) != len(subjects):
         raise RecordError("the statement has no subject, or two of one name")
