@@ -69,9 +69,8 @@ class Rounds:
         self._gone: dict[str, Member] = {}  # those without a connection
         self._call_at: float | None = None  # since when enough nodes wait
         self._ends = 0  # rounds that have ended
-        self._admitted: dict[
-            int, int
-        ] = {}  # how many had, when a client was verified; the host's own agent is not listed
+        # How many had, when a client was verified. The host's own agent is not listed.
+        self._admitted: dict[int, int] = {}
         self._stale: list[int] = []  # clients that have to be verified again, to be disconnected
 
     @property
