@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from ringfence_lab.bench import names
+from ringfence.errors import ConfigurationError
+from ringfence_lab.bench import names, tunnels
 from ringfence_lab.bench.names import necessary_bytes
+from ringfence_lab.bench.netns import Hosts
 from ringfence_lab.bench.worker_pool import BenchError, Placement, WorkerPool
 
 SIZE = 120_000  # bytes; a whole number of parts for 2, 3 and 4 workers
@@ -145,3 +148,32 @@ def test_a_worker_that_dies_is_noticed_while_the_others_wait_for_it() -> None:
         os.kill(worker_pool.processes[1], signal.SIGKILL)
         with pytest.raises(BenchError, match=r"worker 1 .* ended early|worker 0 .*onnection"):
             worker_pool.tell("round", turns=[("gloo-a", 1)], busy=False)
+
+
+@pytest.mark.nightly
+def test_gloo_is_measured_through_both_tunnels() -> None:
+    """Each tunnel's interface counts what Gloo sends through it, and nothing of what plaintext Gloo sends beside it."""
+    variants = ("gloo-a", *names.TUNNELS)
+    with (
+        Hosts(2, None) as hosts,
+        tunnels.tunnels(hosts.ends, variants),
+        WorkerPool(hosts.placements(2), variants) as pool,
+    ):
+        pool.tell("prepare", operation="all_reduce", size=SIZE)
+        for name in variants:
+            before = {each: sent(hosts.ends[0][0], tunnels.interface(each)) for each in names.TUNNELS}
+            pool.measure("round", turns=[(name, 4)], busy=False)
+            for each, count in before.items():
+                passed = sent(hosts.ends[0][0], tunnels.interface(each)) - count
+                assert (passed >= 4 * SIZE) is (each == name), (each, name, passed)
+
+
+def sent(namespace: str, interface: str) -> int:
+    """Bytes that an interface of a network namespace has sent."""
+    command = ["ip", "netns", "exec", namespace, "cat", f"/sys/class/net/{interface}/statistics/tx_bytes"]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_a_tunnel_needs_two_hosts() -> None:
+    with pytest.raises(ConfigurationError, match="is a tunnel between two hosts: add --hosts 2"):
+        tunnels.check(0, ["gloo-a", "gloo-openvpn"])

@@ -13,6 +13,7 @@ from typing import Any, Final
 from ringfence_lab.bench import machine
 from ringfence_lab.bench.netns import Hosts, burst_bytes
 from ringfence_lab.bench.samples import Case, Round, Samples
+from ringfence_lab.bench.tunnels import tunnels
 from ringfence_lab.bench.units import size_text
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
 from ringfence_lab.progress import Progress
@@ -61,7 +62,7 @@ def measure(setup: Setup, cases: Sequence[Mapping[str, Any]], facts: Mapping[str
         for workers in sorted({case["workers"] for case, _ in missing}):
             progress.say(f"starting {workers} workers")
             with (
-                placements_for(workers, setup.hosts, setup.rate) as placements,
+                placements_for(workers, setup.hosts, setup.rate, setup.variants) as placements,
                 WorkerPool(placements, setup.variants, setup.device) as worker_pool,
             ):
                 samples.begin({**facts, **worker_pool.facts}, setup.command, machine.now())
@@ -77,12 +78,17 @@ def measure(setup: Setup, cases: Sequence[Mapping[str, Any]], facts: Mapping[str
 
 
 @contextlib.contextmanager
-def placements_for(workers: int, hosts: int, rate: str | None) -> Iterator[list[Placement]]:
-    """Yield the placement of each worker: on the loopback, or on hosts (network namespaces) that are removed afterwards."""
+def placements_for(
+    workers: int, hosts: int, rate: str | None, variants: Sequence[str] = ()
+) -> Iterator[list[Placement]]:
+    """Yield the placement of each worker: on the loopback, or on hosts (network namespaces) that are removed afterwards.
+
+    Hosts have the tunnels that these variants use.
+    """
     if not hosts:
         yield [Placement()] * workers
         return
-    with Hosts(hosts, rate) as made:
+    with Hosts(hosts, rate) as made, tunnels(made.ends, variants):
         yield made.placements(workers)
 
 

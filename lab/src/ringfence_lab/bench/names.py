@@ -20,6 +20,10 @@ VARIANTS: Final = {
     "ringfence-halving": "ringfence that halves and doubles",
     "ringfence-doubling": "ringfence that sums everything by recursive doubling",
 }
+TUNNELS: Final = {  # with two hosts
+    "gloo-wireguard": "plaintext Gloo through wireguard-go, a tunnel in user space (--hosts 2)",
+    "gloo-openvpn": "plaintext Gloo through OpenVPN with AES-256-GCM (--hosts 2)",
+}
 HOST: Final = ("host-a", "host-b")  # the baseline of device tensors, twice for the same reason
 DEVICE_VARIANTS: Final = {
     "host-a": "ringfence on host tensors, with the same copies to and from the device beside it",

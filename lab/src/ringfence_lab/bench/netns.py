@@ -67,6 +67,11 @@ class Hosts:
         homes = [rank * count // workers for rank in range(workers)]
         return [Placement(("ip", "netns", "exec", self._names[home]), _address(home), _INTERFACE) for home in homes]
 
+    @property
+    def ends(self) -> list[tuple[str, str]]:
+        """The network namespace and the address of each host."""
+        return [(name, _address(number)) for number, name in enumerate(self._names)]
+
     def __enter__(self) -> Self:
         _remove_orphans()
         try:

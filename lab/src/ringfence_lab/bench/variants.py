@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from ringfence.backend.process_group import RingfenceProcessGroup
 from ringfence.collectives import Thresholds
 from ringfence.guard import plaintext_allowed
 from ringfence.session.session import Session
-from ringfence_lab.bench import names, operations
+from ringfence_lab.bench import names, operations, tunnels
 from ringfence_lab.bench.byte_counts import Traffic
 from ringfence_lab.bench.device import CopiesBeside
 from ringfence_lab.bench.operations import Tensors
@@ -184,6 +185,8 @@ def make(name: str, place: Place) -> WorkerVariant:
     if name == "gloo-b":
         with plaintext_allowed():
             return GroupVariant(dist.new_group(backend="gloo"))
+    if name in names.TUNNELS:
+        return GroupVariant(_gloo_over(tunnels.interface(name)))
     if name == names.ALONE:
         return AloneVariant()
     if name in _RINGS:
@@ -191,6 +194,17 @@ def make(name: str, place: Place) -> WorkerVariant:
     if name in _SESSIONS:
         return GroupVariant(_group_over(_SESSIONS[name], name))
     return GroupVariant(_group_over(*_session_named(name)))
+
+
+def _gloo_over(interface: str) -> Any:
+    """Return a group of Gloo whose connections use an interface: Gloo reads its name whenever a group is made."""
+    before = os.environ["GLOO_SOCKET_IFNAME"]
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    try:
+        with plaintext_allowed():
+            return dist.new_group(backend="gloo")
+    finally:
+        os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 def _make_on_device(name: str, place: Place) -> WorkerVariant:

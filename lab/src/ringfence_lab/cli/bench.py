@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
 from ringfence.errors import ConfigurationError
-from ringfence_lab.bench import names, netns
+from ringfence_lab.bench import names, netns, tunnels
 from ringfence_lab.bench.units import bytes_of
 from ringfence_lab.cli import bench_admission
 
@@ -36,7 +36,7 @@ def _variants_text(known: Mapping[str, str]) -> str:
     return "\n".join(f"  {name:20} {what}" for name, what in known.items())
 
 
-VARIANTS = f"variants:\n{_variants_text(names.VARIANTS)}\n"
+VARIANTS = f"variants:\n{_variants_text(names.VARIANTS | names.TUNNELS)}\n"
 
 COLLECTIVES_EXAMPLES = f"""\
 
@@ -221,7 +221,8 @@ def _collective_variants(options: argparse.Namespace) -> list[str]:
     if options.device != names.SIMULATED and (options.confidential or any(options.copy_rate)):
         raise ConfigurationError("--copy-rate and --confidential are for the simulated device: add --device sim")
     if options.device is None:
-        return _known(options.variants or names.DEFAULT_VARIANTS, names.VARIANTS, "host tensors")
+        known = names.VARIANTS | names.TUNNELS
+        return _known(options.variants or names.DEFAULT_VARIANTS, known, "host tensors")
     if options.busy:
         raise ConfigurationError("--busy is for host tensors: leave out --device")
     chosen = _known(options.variants or names.DEFAULT_ON_DEVICE, names.DEVICE_VARIANTS, f"tensors on {options.device}")
@@ -256,6 +257,7 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
         raise ConfigurationError("--rate limits the links between hosts: give their number with --hosts")
     if min(options.workers) < max(2, options.hosts):
         raise ConfigurationError("at least two workers, and one for each host, are needed")
+    tunnels.check(options.hosts, variants)
     if options.rate:
         netns.bits_per_second(options.rate)
     _prepare_workers()
