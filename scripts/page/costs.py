@@ -28,7 +28,7 @@ PROFILES: Final = (
     *(("all_reduce", size, workers) for workers in (2, 4) for size in LARGE),
     *((operation, SIZE, 2) for operation in OPERATIONS[1:]),
 )
-VAES: Final = {  # the flags of the CPUs that were measured on, which samples do not record
+VAES: Final = {  # of CPUs whose samples do not record their features
     "Intel(R) Xeon(R) Processor": "with VAES",
     "Intel(R) Xeon(R) Processor @ 2.50GHz": "without VAES",
 }
@@ -163,7 +163,9 @@ def medians(edition: Edition) -> dict[int, tuple[float, float]]:
 
 def cpu(facts: Mapping[str, Any]) -> str:
     """What matters of a CPU here: whether it has the instructions that seal fast."""
-    return VAES.get(facts["cpu"], f"({facts['cpu']})")
+    if "features" in facts:
+        return "with VAES" if "vaes" in facts["features"].split() else "without VAES"
+    return VAES[facts["cpu"]]
 
 
 # -- tables and sentences ---------------------------------------------------------------------------------------------

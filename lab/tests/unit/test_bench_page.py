@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringfence.cli import _parser
+from ringfence_lab.bench import machine
 from ringfence_lab.bench.samples import FILE
 from ringfence_lab.report.figure import digest
-from scripts.page import RESULTS, ROOT, costs
+from scripts import campaign, chaos_runs
+from scripts.page import RESULTS, costs
 from scripts.page.__main__ import filled, stale
 from scripts.page.costs import PAGES, TABLES, pictures
 from scripts.page.edition import CALLS, MACHINES, read
-from tests.limits import HANG
 
 PAGE, README, _ = PAGES
 SIZES = (4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20)
 FACTS = {
-    "cpu": "A CPU", "cores": 2, "caches": {"L2": "2M"}, "memory_gib": 8, "kernel": "Linux 6.18-x", "python": "3.11",
+    "cpu": "A CPU", "features": "aes vaes", "cores": 2, "caches": {"L2": "2M"}, "memory_gib": 8, "kernel": "Linux 6.18-x",
+    "python": "3.11",
     "versions": {"torch": "2.13.0+cpu"}, "openssl": "OpenSSL 4", "source": "abc", "gloo": {"threads": 2, "devices": 1},
 }  # fmt: skip
 AROUND = {"hosts": 0, "rate": None, "variants": ["gloo-a", "gloo-b", "ringfence", "tls"]}
@@ -96,7 +98,7 @@ def test_the_headline_is_the_median_call_and_the_study_of_machines(tmp_path: Pat
     edition = read(tmp_path)
     headline = " ".join(TABLES["headline"](edition).split())
     assert "all-reduce takes 1.10 times as long as plaintext Gloo** between two workers with a core each" in headline
-    assert "(median call, 22.00 ms and 20.00 ms, loopback, a CPU (A CPU)). A study on a CPU (A CPU)" in headline
+    assert "(median call, 22.00 ms and 20.00 ms, loopback, a CPU with VAES). A study on a CPU with VAES" in headline
     assert "has 2.00 times there, and **0.90 times** between two machines of four workers each" in headline
     assert "| 4 KiB | 400 µs | 300 µs | 0.75 | 1.60 ms | 100 µs |" in TABLES["two-workers"](edition)
 
@@ -164,23 +166,40 @@ def test_every_picture_of_the_page_is_one_that_is_drawn() -> None:
     assert shown | first - {"demo"} == {figure.name for figure in pictures(read(RESULTS))}
 
 
-@pytest.mark.processes
-def test_the_measurement_says_what_it_runs_and_how_long_that_takes() -> None:
-    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 0, done.stderr
-    first, *steps = done.stdout.splitlines()
-    minutes = re.fullmatch(r"(\d+) measurements, about (\d+) minutes on 2 cores; less where .*", first)
-    assert minutes
-    assert int(minutes[1]) == len(steps)
-    assert int(minutes[2]) <= 45
+def test_every_step_of_the_campaign_is_a_command_that_exists(tmp_path: Path) -> None:
+    for step in (step for _, steps in campaign.PARTS.values() for step in steps):
+        words = shlex.split(campaign.command_of(step, tmp_path))
+        if words[0] == "ringfence":
+            assert callable(_parser().parse_args(words[1:]).run)
+        else:
+            assert words[0] == "scripts/chaos" and chaos_runs.arguments(words[1:]).json.parent == tmp_path
+
+
+def test_a_campaign_is_listed_by_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert campaign.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(campaign.PARTS)
 
 
 @pytest.mark.processes
-def test_every_step_of_the_measurement_is_a_command_that_exists() -> None:
-    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=HANG)
-    for step in done.stdout.splitlines()[1:]:
-        arguments = step.partition("] ringfence ")[2].split()
-        assert _parser().parse_args(arguments).run.__name__ == f"run_{arguments[1]}"
+def test_a_campaign_goes_on_on_the_same_tree_and_begins_anew_on_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = campaign.Step("ringfence --version", file="printed.json")
+    monkeypatch.setattr(campaign, "PARTS", {"one": (1, [version]), "two": (1, [version])})
+    (tmp_path / "of-another-tree.json").touch()
+    assert campaign.main(["--quick", str(tmp_path), "one"]) == 0
+    assert not (tmp_path / "of-another-tree.json").exists()
+    written = (tmp_path / "printed.json").read_text()
+    assert written
+    (tmp_path / "printed.json").write_text("not again")
+    assert campaign.main(["--quick", str(tmp_path)]) == 0
+    log = [json.loads(line) for line in (tmp_path / campaign.LOG).read_text().splitlines()]
+    assert [each["part"] for each in log] == ["one", "two"]
+    assert (tmp_path / "printed.json").read_text() == written
+    changed = (json.dumps(each | {"source": "another"}) + "\n" for each in log)
+    (tmp_path / campaign.LOG).write_text("".join(changed))
+    assert campaign.measured(tmp_path, machine.facts()) == {}
 
 
 def test_what_is_inside_a_machine_and_what_is_between_machines_are_kept_apart() -> None:

@@ -17,13 +17,15 @@ import ringfence_lab
 from ringfence.dataplane import info
 
 _PACKAGES = ("ringfence", "torch", "cryptography", "pyOpenSSL", "transformers")
+_FEATURES = {"aes", "vaes", "pclmulqdq", "vpclmulqdq", "avx2", "avx512f"}  # that seal and add
 _CODE = (".py", ".c", ".h", ".cpp", ".so")  # what is compiled counts too
 
 
 def facts() -> dict[str, Any]:
     """Return the CPU, caches, kernel and versions."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": _cpu_fact("model name") or platform.machine(),
+        "features": " ".join(sorted(_FEATURES & set(_cpu_fact("flags").split()))),
         "cores": len(os.sched_getaffinity(0)),
         "caches": _caches(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -62,11 +64,12 @@ def source_digest(without: Collection[str] = ()) -> str:
     return state.hexdigest()[:12]
 
 
-def _cpu_model() -> str:
+def _cpu_fact(name: str) -> str:
+    """What /proc/cpuinfo says of the first core under a name, or ""."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.lower().startswith("model name"):
+        if line.lower().startswith(name):
             return line.partition(":")[2].strip()
-    return platform.machine()
+    return ""
 
 
 def _caches() -> dict[str, str]:

@@ -49,7 +49,8 @@ def machine_text(facts: Mapping[str, Any]) -> str:
     slow = f"; data plane in {facts['data_plane'].title()}" if "data_plane" in facts else ""
     return "\n".join(
         [
-            wrap(f"{facts['cpu']}, {facts['cores']} cores ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}"),
+            wrap(f"{facts['cpu']} ({facts['features'] or 'no AES instructions'})"),
+            wrap(f"{facts['cores']} cores ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}"),
             wrap(f"Python {facts['python']}, {versions}, {facts['openssl']}; source {facts['source']}{slow}"),
         ]
     )

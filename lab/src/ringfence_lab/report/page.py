@@ -16,7 +16,8 @@ from ringfence_lab.report.figure import Missing, Picture, Table, counted
 from ringfence_lab.report.study import Study
 
 _FACTS: Final = {
-    "cpu": "CPU", "cores": "Cores", "memory_gib": "Memory, GiB", "kernel": "Kernel", "python": "Python", "openssl": "OpenSSL",
+    "cpu": "CPU", "features": "CPU features", "cores": "Cores", "memory_gib": "Memory, GiB", "kernel": "Kernel",
+    "python": "Python", "openssl": "OpenSSL",
     "source": "Digest of the code",
 }  # fmt: skip
 _NUMBER: Final = re.compile(r"[±–]?[\d.,]*( ?(s|ms|µs|%|[KMG]i?B|B))?( \[[\d., ]+\])?")

@@ -1,0 +1,188 @@
+"""Measure every figure that README and the pages show, on this tree and this machine, into docs/results.
+
+    scripts/campaign             all parts that are missing, one after another; then run scripts/figures
+    scripts/campaign --list      the parts with their minutes on 2 cores, and when they were measured
+    scripts/campaign PART ...    only these
+    scripts/campaign --quick DIR 3 rounds of everything into another folder, to try the instrument
+
+Nothing else may run on the machine meanwhile. Stopped, the same command goes on where it was. After a change of the code, or
+on another CPU, it begins anew: figures of other trees are deleted first. Needs root, iproute2, wireguard-go, wireguard-tools
+and openvpn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ringfence_lab.bench import machine
+from scripts.page import RESULTS, ROOT
+
+LOG: Final = "campaign.jsonl"  # a line for each part that was measured
+SAME: Final = ("source", "cpu", "features")  # of what is combined
+QUICK_ROUNDS: Final = 3
+SEALED: Final = "--variants ringfence"
+BOTH: Final = "--variants ringfence,ringfence-unsealed"
+FOUR: Final = "--ops all_gather,reduce_scatter,broadcast,all_to_all --sizes 25MiB"
+LARGE: Final = "--sizes 25MiB,100MiB"
+RIVALS: Final = "gloo-a,gloo-b,ringfence,hop-by-hop,tls,gloo-wireguard,gloo-openvpn"
+
+
+class Step(NamedTuple):
+    """A command; what it prints goes to a file of the results, if it has one. `{rounds}` is its number of rounds."""
+
+    command: str
+    rounds: int = 0
+    file: str | None = None
+
+
+def _bench(what: str, rounds: int) -> Step:
+    return Step(f"ringfence bench {what} --rounds {{rounds}} --results {{results}}", rounds)
+
+
+def _study(grid: str, folder: str) -> Step:
+    return Step(f"ringfence study --grid {grid} --results {{results}}/{folder}")
+
+
+def _admission(what: str, name: str) -> Step:
+    return Step(f"ringfence bench admission --json {what}", 0, f"{name}.json")
+
+
+def _chaos(what: str, name: str) -> Step:
+    return Step(f"scripts/chaos {what} --json {{results}}/{name}.jsonl")
+
+
+PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
+    "latency": (2, [Step("ringfence bench latency --json --rounds {rounds}", 9, "call-latency.json")]),
+    "collectives": (
+        11,
+        [
+            _bench("collectives --workers 2", 25),
+            _bench("collectives --workers 4", 25),
+            _bench(f"collectives --workers 8 {BOTH}", 15),
+            _bench(f"collectives --workers 2,4 {FOUR}", 25),
+            _bench("collectives --workers 2 --busy", 15),
+            _bench(f"collectives --workers 4 --busy {SEALED}", 15),
+            _bench(f"collectives --workers 2,4 {LARGE} --profile {SEALED}", 15),
+            _bench(f"collectives --workers 2 {FOUR} --profile {SEALED}", 15),
+        ],
+    ),
+    "training": (
+        21,
+        [
+            _bench("train --workers 2 --models resnet50,bert-base,gpt2", 11),
+            _bench("train --workers 4 --models resnet50,bert-base,gpt2", 9),
+            _bench("train --workers 2 --models gpt2 --strategy fsdp2", 11),
+            _bench("train --workers 4 --models gpt2 --strategy fsdp2", 9),
+            _bench("train --workers 2 --models gpt2 --bucket-cap-mb 5,50,100,400", 9),
+        ],
+    ),
+    "networks": (
+        6,
+        [
+            _bench(f"collectives --workers {hosts} --hosts {hosts} --rate {rate} {LARGE} {BOTH}", 11)
+            for hosts in (2, 4)
+            for rate in ("1gbit", "2.5gbit", "10gbit")
+        ],
+    ),
+    "tunnels": (3, [_bench(f"collectives --workers 2 --hosts 2 --sizes 1MiB,25MiB --variants {RIVALS}", 15)]),
+    "memory": (2, [_bench("memory", 3)]),
+    "machines": (17, [_study("machines", "machines")]),
+    "study": (30, [_study("default", "study")]),
+    "gpu-tee": (32, [_study(grid, grid) for grid in ("gpu-tee", "gpu-tee-ringfence", "gpu-tee-published")]),
+    "admission": (
+        25,
+        [
+            _admission("--workers 64,256,1024,4096 --rounds 10", "admission"),
+            _admission("--workers 64,256,1024 --proof certificate --verifiers 24 --processes 0", "admission-certificate"),
+            _admission("--workers 4096 --verifiers 0 --processes 0", "admission-everybody"),
+            _admission("--workers 4096 --proof certificate --verifiers 6 --processes 0", "admission-agreement"),
+        ],
+    ),
+    "recovery": (
+        45,
+        [
+            _chaos("--runs 12 --seed 21", "recovery"),
+            _chaos("--runs 12 --seed 22 --spares", "recovery"),
+            _chaos("--runs 12 --seed 23 --spares --rejoin", "recovery"),
+            _chaos("--runs 12 --seed 21 --launcher torchrun", "recovery-stock"),
+        ],
+    ),
+}  # fmt: skip
+
+
+def measured(results: Path, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parts that were measured on this tree and this kind of CPU, by name."""
+    log = results / LOG
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return {each["part"]: each for each in lines if all(each[name] == facts[name] for name in SAME)}
+
+
+def begin_anew(results: Path) -> None:
+    """Delete the figures of other trees."""
+    for path in results.iterdir() if results.exists() else ():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def command_of(step: Step, results: Path, rounds: int | None = None) -> str:
+    """Return the command line of a step, with another number of rounds if one is given."""
+    return step.command.format(results=results, rounds=rounds or step.rounds)
+
+
+def run(step: Step, results: Path, rounds: int | None) -> None:
+    """Run one command of a part; what it prints is kept only if it has succeeded."""
+    command = command_of(step, results, rounds)
+    print(f"  {command}", flush=True)
+    words = shlex.split(command)
+    if words[0] == "ringfence":
+        words[:1] = [sys.executable, "-m", "ringfence.cli"]
+    done = subprocess.run(  # noqa: S603 (our own commands)
+        words, cwd=ROOT, check=True, stdout=subprocess.PIPE if step.file else None, text=True
+    )
+    if step.file:
+        (results / step.file).write_text(done.stdout)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/campaign", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--list", action="store_true", help="measure nothing")
+    parser.add_argument("--quick", type=Path, metavar="DIR")
+    options = parser.parse_args(given)
+    if unknown := set(options.parts) - PARTS.keys():
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; --list has them")
+    results, facts = options.quick or RESULTS, machine.facts()
+    done = measured(results, facts)
+    chosen = options.parts or list(PARTS)
+    if options.list:
+        for name in chosen:
+            print(f"{name:12} {PARTS[name][0]:4} min   {done[name]['date'] if name in done else 'missing'}")
+        return 0
+    if not done:
+        begin_anew(results)
+    results.mkdir(parents=True, exist_ok=True)
+    for name in (name for name in chosen if name not in done):
+        print(f"{name}: about {PARTS[name][0]} minutes on 2 cores", flush=True)
+        load, began = os.getloadavg()[0], time.monotonic()
+        for step in PARTS[name][1]:
+            run(step, results, QUICK_ROUNDS if options.quick else None)
+        entry = {"part": name, "date": machine.now(), "seconds": round(time.monotonic() - began), "load_before": load}
+        with (results / LOG).open("a") as log:
+            log.write(json.dumps(entry | {name: facts[name] for name in SAME}) + "\n")
+    print("now: scripts/figures")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
