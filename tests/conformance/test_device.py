@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests import device
-from tests.conformance.cases import Case, every_type, every_view, large_cases
+from tests.conformance.cases import Case, every_type, every_view, large_cases, on_devices
 from tests.conformance.collectives import RIGHT, play
 from tests.conformance.test_collectives import PAIRWISE, Numbered
 from tests.pool import IN_SHARED_MEMORY, ON_TWO_MACHINES, Pool
@@ -31,12 +31,12 @@ def unexpected(
 
 
 def test_every_type_and_operation(devices: Pool) -> None:
-    assert not unexpected(devices, list(enumerate(every_type(2))))
+    assert not unexpected(devices, list(enumerate(on_devices(every_type(2)))))
 
 
 @pytest.mark.parametrize("confidential", [False, True], ids=["normal", "confidential"])
 def test_every_view_and_way_to_wait(devices: Pool, confidential: bool) -> None:
-    assert not unexpected(devices, list(enumerate(every_view(3))), 1e-4, confidential)
+    assert not unexpected(devices, list(enumerate(on_devices(every_view(3)))), 1e-4, confidential)
 
 
 @pytest.mark.parametrize(
