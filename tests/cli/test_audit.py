@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.selftest.recording import statement_of
-from ringfence.cli.selftest.report import FAILED, PASSED, CheckResult, SelftestReport
+from ringfence.cli.selftest.report import FAILED, PASSED, CheckResult, SelftestReport, statement_of
 from ringfence.cli.signed_file import SignedFile
 from ringfence.errors import ConfigurationError
 from ringfence.record import signing_key

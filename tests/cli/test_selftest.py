@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -65,7 +64,7 @@ def test_every_check_passes_on_the_simulated_device(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("find_tests")
 def test_a_wait_that_is_left_out_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     """On a device in confidential mode, which is detected as well."""
-    report = selftest.execute(argparse.Namespace(json=False, only=["order"]), changed(FAULT))
+    report = selftest.execute(changed(FAULT), ["order"])
     print(summary(report))
     said = capsys.readouterr().out
     assert {result.name for result in report.failed} >= {"producer", "own_stream"}
@@ -83,7 +82,7 @@ def test_every_wait_that_is_left_out_is_noticed(tmp_path: Path) -> None:
     unnoticed = {(fault, name) for fault, entry in FAULTS.items() for name in entry[3]}
     with contextlib.ExitStack() as stack:
         workers = Workers(changed(CHOOSE), tmp_path)
-        stack.callback(workers.end)
+        stack.callback(workers.end, at_once=True)
         assert all(outcome.state == "right" for outcome in workers.answers(120))
         for _ in range(ATTEMPTS):
             for fault, check in sorted(unnoticed):

@@ -94,11 +94,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_on_file(options: argparse.Namespace) -> int:
-    from ringfence.keys import RECORD_PROVENANCE
+    from ringfence.config.private_files import (
+        read_content,
+    )  # imported here, so that `doctor` starts without cryptography
+    from ringfence.keys import RECORD_BYTES, RECORD_PROVENANCE
     from ringfence.record import envelope, provenance, selftest, signing_key, statement
 
-    key = signing_key.read_public(_read(options.key), str(options.key))
-    content = _read(options.record)
+    key = signing_key.read_public(read_content(options.key, RECORD_BYTES + 1), str(options.key))
+    content = read_content(options.record, RECORD_BYTES + 1)
     try:
         found = statement.parse(envelope.verified_payload(content, key))
         (provenance if found.kind == RECORD_PROVENANCE else selftest).parse(found)
@@ -118,17 +121,6 @@ def _run_on_file(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: Path) -> bytes:
-    """Read at most one byte more than a record may have. Raises ConfigurationError."""
-    from ringfence.keys import RECORD_BYTES  # imported here, so that `doctor` starts without cryptography
-
-    try:
-        with path.open("rb") as file:
-            return file.read(RECORD_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _print(found: Statement, key: str) -> None:
     from ringfence.keys import RECORD_SELFTEST
     from ringfence.record import selftest
@@ -141,7 +133,7 @@ def _print(found: Statement, key: str) -> None:
     terminal.say(f"The record says: {selftest.verdict(said) if is_test else 'this is what a run made, and how'}.")
     rows: list[tuple[str, Any]] = [(each.algorithm, f"{each.name} {each.digest}") for each in found.subjects]
     for name, value in rows + (_selftest_rows(said) if is_test else _values("", said)):
-        terminal.say(_printable(value), f"  {_printable(name):12}  ")
+        terminal.say(terminal.printable(value), f"  {terminal.printable(name):12}  ")
 
 
 def _selftest_rows(said: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -158,8 +150,3 @@ def _values(name: str, value: Any) -> list[tuple[str, Any]]:
         return [(name, value)]
     pairs = value.items() if isinstance(value, dict) else [(name, each) for each in value]
     return [row for inner, each in pairs for row in _values(inner, each)]
-
-
-def _printable(value: Any) -> str:
-    """Return a text of the record without what could control a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringfence.cli import terminal
-from ringfence.config.private_files import replace_file
+from ringfence.cli.terminal import printable
+from ringfence.config.private_files import read_content, replace_file
 from ringfence.errors import ConfigurationError, RecordError
 from ringfence.record import claims
 from ringfence.record.claims import Claims, Record, Verdict
@@ -36,11 +37,11 @@ WITHOUT_EVIDENCE: Final = (
 def run(options: argparse.Namespace) -> int:
     """Verify the logs of a folder, judge the claims, and print what was found."""
     found = _read(options.record)
-    asked = Claims() if options.claims is None else claims.read(_content(options.claims), str(options.claims))
+    asked = Claims() if options.claims is None else claims.read(read_content(options.claims), str(options.claims))
     verdicts = claims.judge(found, asked)
     passed = all(each.is_met for each in verdicts)
     limits = limits_of(found)
-    logs = logs_of(found)
+    logs = [_log_facts(each, found) for each in found.states]
     facts = {"passed": passed, "limits": limits, "verdicts": [each._asdict() for each in verdicts], "logs": logs}
     if options.page is not None:
         replace_file(options.page, page(facts).encode("utf-8"), 0o644)
@@ -77,22 +78,10 @@ def _read(path: Path) -> Record:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-
-
 def limits_of(found: Record) -> list[str]:
     """Return what this record cannot show to anybody."""
     by_secret = any(each.kind == "secret" for shown in found.shown.values() for each in shown)
     return [*([WITHOUT_EVIDENCE] if by_secret else []), *LIMITS]
-
-
-def logs_of(found: Record) -> list[dict[str, Any]]:
-    """Return what was found of each log."""
-    return [_log_facts(each, found) for each in found.states]
 
 
 def _log_facts(state: LogState, record: Record) -> dict[str, Any]:
@@ -114,11 +103,6 @@ def _presented(each: Shown) -> str:
 
 def _time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(" ", "seconds")
-
-
-def printable(value: Any) -> str:
-    """Return a text of the record without what could control a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------

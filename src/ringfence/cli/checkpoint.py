@@ -102,10 +102,17 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         parser.add_argument(
             "--anchor", type=_anchor, metavar="DIGEST|STEP", help="refuse any other checkpoint than this one"
         )
-    convert.add_argument("--step", type=_step, metavar="N", help="of DESTINATION, if it is sealed (default: SOURCE's)")
+    convert.add_argument(
+        "--step",
+        type=terminal.number(0, (1 << 63) - 1),
+        metavar="N",
+        help="of DESTINATION, if it is sealed (default: SOURCE's)",
+    )
     convert.add_argument("--trust-pickle", action="store_true", help="run the code in a plain DCP checkpoint")
     for parser in (verify, convert):
-        parser.add_argument("--threads", type=_threads, default=2, metavar="N", help="that seal or open (default: 2)")
+        parser.add_argument(
+            "--threads", type=terminal.number(1, 256), default=2, metavar="N", help="that seal or open (default: 2)"
+        )
     for parser, run in ((verify, run_verify), (show, run_show), (rewrap, run_rewrap), (convert, run_convert)):
         parser.add_argument("--json", action="store_true", help="print the result as JSON")
         parser.set_defaults(run=_refusals_reported(run))
@@ -156,8 +163,8 @@ def run_show(options: argparse.Namespace) -> int:
     if options.key is None:
         if options.anchor is not None:
             raise ConfigurationError("--anchor needs --key: what is stored in clear is not verified")
-        clear = checkpoint_views.read_clear(options.path)
-        print(json.dumps(clear.as_json(), indent=2) if options.json else checkpoint_views.clear_text(clear))
+        clear = checkpoint_views.clear_json(options.path)
+        print(json.dumps(clear, indent=2) if options.json else checkpoint_views.clear_text(clear))
         return 0
     found = checkpoint.inspect(options.path, key=_key(options.key), anchor=options.anchor)
     print(
@@ -244,15 +251,3 @@ def _anchor(text: str) -> Anchor:
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is neither the 64 digits that save() returned nor a step")
-
-
-def _step(text: str) -> int:
-    if text.isascii() and text.isdigit() and int(text) < 1 << 63:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no step")
-
-
-def _threads(text: str) -> int:
-    if text.isascii() and text.isdigit() and 0 < int(text) <= 256:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 256")

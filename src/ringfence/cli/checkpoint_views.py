@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from ringfence.admission.encoding import escape
@@ -21,27 +20,8 @@ _LONGEST = 60  # characters of a name or value in a table
 # -- without a key ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Clear:
-    """What a checkpoint has in clear. Nothing of it is verified."""
-
-    path: str
-    key_name: str
-    save_id: str
-    files: dict[str, int]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "path": self.path,
-            "verified": False,
-            "key": self.key_name,
-            "save_id": self.save_id,
-            "files": self.files,
-        }
-
-
-def read_clear(path: str) -> Clear:
-    """Read the header of an index, and the sizes of the files. Raises CheckpointError."""
+def clear_json(path: str) -> dict[str, Any]:
+    """Read the header of an index, and the sizes of the files. Nothing of it is verified. Raises CheckpointError."""
     storage = storage_for(path)
     names = storage.names(path)
     if INDEX_NAME not in names:
@@ -55,14 +35,14 @@ def read_clear(path: str) -> Clear:
     for name in names:
         with contextlib.closing(storage.open(path, name)) as file:
             sizes[name] = file.size
-    return Clear(path, header.key_name, header.id.hex(), sizes)
+    return {"path": path, "verified": False, "key": header.key_name, "save_id": header.id.hex(), "files": sizes}
 
 
-def clear_text(clear: Clear) -> str:
-    rows = [["file", "sealed size"], *([_shown(name), size_text(size)] for name, size in clear.files.items())]
+def clear_text(clear: dict[str, Any]) -> str:
+    rows = [["file", "sealed size"], *([_shown(name), size_text(size)] for name, size in clear["files"].items())]
     note = "Nothing of this is verified. Give --key to verify the index and to print what it contains."
-    facts = _facts({"key": clear.key_name, "save": clear.save_id})
-    return "\n".join([wrap(f"{clear.path}: a sealed checkpoint"), facts, "", table(rows), "", wrap(note)])
+    facts = _facts({"key": clear["key"], "save": clear["save_id"]})
+    return "\n".join([wrap(f"{clear['path']}: a sealed checkpoint"), facts, "", table(rows), "", wrap(note)])
 
 
 # -- with one ---------------------------------------------------------------------------------------------------------
@@ -99,8 +79,7 @@ def index_json(found: Opened) -> dict[str, Any]:
 
 
 def verified_text(info: Info, is_expected: bool) -> str:
-    amount = f"{_count(info.items, 'item')}, {_count(info.shards, 'shard')}, {size_text(info.size)}"
-    lines = [wrap(f"{info.path}: every byte is authentic ({amount})."), _summary(info)]
+    lines = [wrap(f"{info.path}: every byte is authentic ({_amount(info)})."), _summary(info)]
     if not is_expected:
         note = "Whether this is the newest checkpoint, only --anchor tells: give what save() returned, or the step."
         lines += ["", wrap(note)]
@@ -109,10 +88,9 @@ def verified_text(info: Info, is_expected: bool) -> str:
 
 def index_text(found: Opened) -> str:
     info = found.info
-    amount = f"{_count(info.items, 'item')}, {_count(info.shards, 'shard')}, {size_text(info.size)}"
     items = [["item", "dtype", "shape", "size"], *(_row(item) for item in found.index.items)]
     shards = [["shard", "size"], *([shard.name, size_text(shard.size)] for shard in found.index.shards)]
-    lines = [wrap(f"{info.path}: a sealed checkpoint ({amount}). Its index is authentic."), _summary(info)]
+    lines = [wrap(f"{info.path}: a sealed checkpoint ({_amount(info)}). Its index is authentic."), _summary(info)]
     if info.metadata:
         rows = [["metadata", "value"], *([_shown(name), _shown(repr(value))] for name, value in info.metadata.items())]
         lines += ["", table(rows)]
@@ -139,8 +117,9 @@ def _facts(facts: dict[str, str]) -> str:
     return "\n".join(f"  {name:<6}  {value}" for name, value in facts.items())
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _amount(info: Info) -> str:
+    items, shards = f"{info.items} item{'s' * (info.items != 1)}", f"{info.shards} shard{'s' * (info.shards != 1)}"
+    return f"{items}, {shards}, {size_text(info.size)}"
 
 
 def _shown(text: str) -> str:

@@ -112,9 +112,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     actions = evidence.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(name: str, text: str, description: str, examples: str) -> argparse.ArgumentParser:
-        made = actions.add_parser(name, help=text, description=description, epilog=examples)
-        made.add_argument("--json", action="store_true", help="print the result as JSON")
-        return made
+        return actions.add_parser(name, help=text, description=description, epilog=examples)
 
     needs = "Needs " if os.geteuid() == 0 else "Needs root and "
     collect = action("collect", "collect evidence from this machine", COLLECT.format(root=needs), COLLECT_EXAMPLES)
@@ -169,24 +167,23 @@ def _add_evidence(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at", metavar="TIME", help="verify as of this time, such as 2025-06-20T12:00:00Z (default: now)"
     )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 # -- the actions ----------------------------------------------------------------------------------------------------
 
 
 def run_collect(options: argparse.Namespace) -> int:
+    from ringfence.config.private_files import replace_file
     from ringfence.evidence.tsm import KernelFiles
 
     if options.out.exists():
         raise ConfigurationError(f"{options.out} exists: name a new file")
     report_data = _report_data(options.report_data) or secrets.token_bytes(64)
     held = collect(options.kind, report_data, KernelFiles(), _certificate(options.certificate), options.vmpl)
-    _write(options.out, held.text())
-    if options.json:
-        print(json.dumps({"file": str(options.out), "kind": held.kind, "report_data": held.report_data.hex()}))
-    else:
-        say(f"Wrote evidence of kind {held.kind} ({len(held.proof)} bytes) to {options.out}. To print its values:")
-        print(f"  ringfence evidence measure {options.out}")
+    replace_file(options.out, held.text().encode(), 0o644)
+    say(f"Wrote evidence of kind {held.kind} ({len(held.proof)} bytes) to {options.out}. To print its values:")
+    print(f"  ringfence evidence measure {options.out}")
     return 0
 
 
@@ -272,16 +269,18 @@ def run_measure(options: argparse.Namespace) -> int:
         view = look_unverified(held, collateral) or look(held, held.report_data, collateral, _moment(options.at))
     except AdmissionError as error:
         return _refused(options, held, str(error))
+    why_not = view.why_not_verified
     if options.json:
-        print(json.dumps({"kind": held.kind, "verified": view.is_verified, "claims": view.claims, "toml": view.toml}))
+        print(json.dumps({"kind": held.kind, "verified": not why_not, "claims": view.claims, "toml": view.toml}))
     else:
-        say(f"{view.title}, " + ("verified" if view.is_verified else f"NOT VERIFIED: {view.why_not}"), "# ", "# ")
+        say(f"{view.title}, " + (f"NOT VERIFIED: {why_not}" if why_not else "verified"), "# ", "# ")
         print(view.toml, end="")
     return 0
 
 
 def run_collateral(options: argparse.Namespace) -> int:
     from ringfence.admission.proofs import azure
+    from ringfence.config.private_files import replace_file
     from ringfence.evidence import collateral
     from ringfence.evidence.evidence_file import read
 
@@ -295,15 +294,8 @@ def run_collateral(options: argparse.Namespace) -> int:
     found = collateral.fetch(quote, options.service)
     if options.out.exists():
         collateral.check_refresh(found, _content(options.out), str(options.out))
-    _write(options.out, found.text)
-    if options.json:
-        print(
-            json.dumps(
-                {"file": str(options.out), "fmspc": found.fmspc, "ca": found.ca, "next_update": found.next_update}
-            )
-        )
-    else:
-        say(f"Wrote the collateral for FMSPC {found.fmspc}, valid until {found.next_update}, to {options.out}.")
+    replace_file(options.out, found.text.encode(), 0o644)
+    say(f"Wrote the collateral for FMSPC {found.fmspc}, valid until {found.next_update}, to {options.out}.")
     return 0
 
 
@@ -326,13 +318,8 @@ def run_ocsp(options: argparse.Namespace) -> int:
         if path.exists():
             ocsp_fetch.check_refresh(status, _content(path), str(path))
         replace_file(path, response.raw, 0o644)
-    said = {name: status.status.name.lower() for name, (_, status) in found.items()}
-    if options.json:
-        print(json.dumps({"folder": str(options.out), "statuses": said}))
-    else:
-        for name, text in said.items():
-            print(f"  {text:8} {name}")
-        say(f"Wrote {len(said)} OCSP responses to {options.out}.")
+        print(f"  {status.status.name.lower():8} {name}")
+    say(f"Wrote {len(found)} OCSP responses to {options.out}.")
     return 0 if all(status.status is OCSPCertStatus.GOOD for _, status in found.values()) else 1
 
 
@@ -375,20 +362,10 @@ def _certificate(path: Path | None) -> bytes | None:
 
 
 def _content(path: Path) -> bytes:
+    from ringfence.config.private_files import read_content
     from ringfence.evidence.evidence_file import FILE_BYTES
 
-    try:
-        with open(path, "rb") as file:
-            return file.read(FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+    return read_content(path, FILE_BYTES + 1)
 
 
 def _report_data(text: str | None) -> bytes | None:

@@ -21,8 +21,7 @@ class View:
     title: str
     claims: dict[str, str | list[str]]
     toml: str
-    is_verified: bool = True
-    why_not: str = ""
+    why_not_verified: str = ""
 
 
 def look(held: StoredEvidence, report_data: bytes, collateral: Mapping[str, bytes], now: float) -> View:
@@ -45,17 +44,18 @@ def look(held: StoredEvidence, report_data: bytes, collateral: Mapping[str, byte
 def look_unverified(held: StoredEvidence, collateral: Mapping[str, bytes]) -> View | None:
     """Return the claims of evidence for which collateral or certificate is missing; None if it can be verified."""
     if held.kind == "tdx" and not collateral:
-        return _unverified(_tdx(tdx_quote.read(held.proof), _fmspc(held.proof), None), "no --collateral was given")
+        view = _tdx(tdx_quote.read(held.proof), _fmspc(held.proof), None)
+        return replace(view, why_not_verified="no --collateral was given")
     if held.kind == "azure_tdx" and not collateral:
         quote, attestation = azure.decode_tdx(held.proof)
         guest = azure.read_guest(attestation, azure.nonce_of(held.report_data))
         view = _tdx(tdx_quote.read(quote), _fmspc(quote), None, held.kind)
-        return _unverified(_azure(view, guest, held.kind), "no --collateral was given")
+        return replace(_azure(view, guest, held.kind), why_not_verified="no --collateral was given")
     if held.kind == "snp":
         report, certificate = snp.decode(held.proof)
         if not certificate:
             shown = SnpReport.decode(report)
-            return _unverified(_snp(shown, shown.products, None, None), "no --certificate was given")
+            return replace(_snp(shown, shown.products, None, None), why_not_verified="no --certificate was given")
     return None
 
 
@@ -195,10 +195,6 @@ def _gpus(held: StoredEvidence, report_data: bytes, now: float) -> View:
     files = measure.reference_value_files(each for each in claims if each.driver is not None)
     toml = files[0] if len(files) == 1 else "".join(f"# -- file {n}\n{text}" for n, text in enumerate(files, 1))
     return View(f"evidence of {len(claims)} NVIDIA device{'s' * (len(claims) > 1)}", lines, toml)
-
-
-def _unverified(view: View, why: str) -> View:
-    return View(view.title, view.claims, view.toml, is_verified=False, why_not=why)
 
 
 def _parse(collateral: Mapping[str, bytes]) -> tuple[Collateral, ...]:

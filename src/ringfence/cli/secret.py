@@ -60,7 +60,8 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         )
         what_file = "the file to write; must not exist" if name == "new" else "a file written by `ringfence secret new`"
         parser.add_argument("file", type=Path, metavar="FILE", help=what_file)
-        parser.add_argument("--json", action="store_true", help="print the result as JSON")
+        if name == "check":
+            parser.add_argument("--json", action="store_true", help="print the result as JSON")
         parser.set_defaults(run=run)
 
 
@@ -72,13 +73,10 @@ def run_new(options: argparse.Namespace) -> int:
 
     new_secret_file(options.file)
     path = options.file.absolute()
-    if options.json:
-        print(json.dumps({"file": str(path), "fingerprint": _fingerprint(path)}))
-    else:
-        say(f"Wrote a new secret with fingerprint {_fingerprint(path)} to a file of mode 0600:")
-        print(f"  {path}")
-        say("As the secret of a run, copy the file to every worker, and set on each:")
-        print(f"  export RINGFENCE_SECRET_FILE={path}")
+    say(f"Wrote a new secret with fingerprint {_fingerprint(path)} to a file of mode 0600:")
+    print(f"  {path}")
+    say("As the secret of a run, copy the file to every worker, and set on each:")
+    print(f"  export RINGFENCE_SECRET_FILE={path}")
     return 0
 
 
@@ -100,15 +98,11 @@ def run_rotate(options: argparse.Namespace) -> int:
     old = _fingerprint(options.file)
     path = options.file.resolve()  # the target of a symbolic link
     replace_secret_file(path)
-    new = _fingerprint(path)
-    if options.json:
-        print(json.dumps({"file": str(path), "fingerprint": new, "replaced": old}))
-    else:
-        say(f"Replaced the secret with fingerprint {old} by a new one with fingerprint {new}:")
-        print(f"  {path}")
-        say(
-            "Copy the file to every machine of the run before its next start. `ringfence secret check` shows which have it."
-        )
+    say(f"Replaced the secret with fingerprint {old} by a new one with fingerprint {_fingerprint(path)}:")
+    print(f"  {path}")
+    say(
+        "Copy the file to every machine of the run before its next start. `ringfence secret check` shows which have it."
+    )
     return 0
 
 

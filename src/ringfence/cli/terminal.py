@@ -13,8 +13,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NoReturn, TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NoReturn
 
 FALLBACK: Final = 80  # columns where the output is no terminal, as in a pipe or a log
 NARROWEST: Final = 40  # below this, wrapped text is harder to read than a line that the terminal breaks
@@ -42,9 +42,9 @@ def wrap(text: str, first: str = "", rest: str | None = None, width: int | None 
     )
 
 
-def say(text: str, first: str = "", rest: str | None = None, file: TextIO | None = None) -> None:
+def say(text: str, first: str = "", rest: str | None = None) -> None:
     """Print one paragraph, wrapped."""
-    print(wrap(text, first, rest), file=file)
+    print(wrap(text, first, rest))
 
 
 def complain(text: str, name: str = "ringfence") -> None:
@@ -178,6 +178,11 @@ def _lines(cell: str, room: int) -> list[str]:
     return wrap(cell.strip(), indent, indent, room).split("\n")
 
 
+def printable(value: Any) -> str:
+    """Return a value as text without what could control a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
+
+
 def size_text(count: int) -> str:
     """Return a number of bytes with its unit."""
     if count < 1 << 10:
@@ -228,6 +233,17 @@ class Progress:
         rate = size_text(round(self._done / max(now - self._began, 1e-3)))
         amount = f"{size_text(self._done)} of {size_text(self._total)}"
         return f"{self._what} [{bar:<20}] {share:4.0%}  {amount}, {rate}/s"
+
+
+def number(least: int, most: int) -> Callable[[str], int]:
+    """Return the type of an argument that is a whole number in a range."""
+
+    def parse(text: str) -> int:
+        if text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
+
+    return parse
 
 
 class HelpFormatter(argparse.HelpFormatter):

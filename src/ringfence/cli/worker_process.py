@@ -1,4 +1,4 @@
-"""A worker of `demo` or `selftest` as a process of this machine: it answers each line that it is sent with a line of JSON."""
+"""The workers of `demo` or `selftest` as processes of this machine: each answers a line that it is sent with a line of JSON."""
 
 from __future__ import annotations
 
@@ -10,27 +10,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
 LEAVING_SECONDS: Final = 5.0
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM: a worker that was started and is not yet in a list would be left behind."""
-    came: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda number, frame: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for each in came:
-        signal.raise_signal(each)
 
 
 class WorkerProcess:
@@ -91,3 +74,46 @@ class WorkerProcess:
             self._process.kill()
             self._process.wait()
         self._log.close()
+
+
+class WorkerGroup:
+    """Workers, given as commands with what is added to their environments."""
+
+    def __init__(self, workers: Iterable[tuple[Sequence[str], Mapping[str, str]]]) -> None:
+        self._workers: list[WorkerProcess] = []
+        try:
+            for command, extra in workers:
+                with _uninterrupted():
+                    self._workers.append(WorkerProcess(command, extra))
+        except BaseException:
+            self.end(at_once=True)
+            raise
+
+    def send(self, line: str) -> None:
+        """Send a line to all workers."""
+        for worker in self._workers:
+            worker.send(line)
+
+    def end(self, *, at_once: bool) -> None:
+        """Have all workers leave their group, or kill them, and wait for their end."""
+        for worker in self._workers:
+            worker.leave(at_once=at_once)
+        for worker in self._workers:
+            worker.end()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM: a worker that was started and is not yet in a list would be left behind."""
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for each in came:
+        signal.raise_signal(each)

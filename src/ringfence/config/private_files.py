@@ -88,6 +88,15 @@ def sync_folder(path: StrPath) -> None:
         os.close(descriptor)
 
 
+def read_content(path: StrPath, limit: int = -1) -> bytes:
+    """Read a file, or its first `limit` bytes. Raises ConfigurationError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {os.fspath(path)}: {error.strerror}") from error
+
+
 def read_private(path: StrPath, what: str) -> bytes:
     """Read a file that no other user may open. `what` names it in messages. Raises ConfigurationError or OSError."""
     with open(path, "rb", opener=_without_waiting) as file:

@@ -74,9 +74,6 @@ class Capture:
                 flow, payload = parsed
                 flows.setdefault(flow, bytearray()).extend(payload)
 
-    def close(self) -> None:
-        self._socket.close()
-
 
 def tcp_payload(packet: bytes) -> tuple[bytes, bytes] | None:
     """The flow (addresses and ports, as they lie in the packet) and the payload of an IPv4 TCP packet."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from ringfence import own_process
-from ringfence.cli.worker_process import WorkerProcess, uninterrupted
+from ringfence.cli.worker_process import WorkerGroup, WorkerProcess
 from ringfence.errors import RingfenceError
 
 SENTENCE: Final = b"These are weights that nobody but us should read. "  # what the tensor's bytes spell
@@ -19,38 +19,24 @@ class DemoError(RingfenceError):
     """The demo could not run, so it proves nothing either way."""
 
 
-class Workers:
+class Workers(WorkerGroup):
     """Two workers with one backend; `environments` holds what each is to find in its environment."""
 
     def __init__(self, backend: str, folder: Path, environments: Sequence[Mapping[str, str]]) -> None:
-        self._workers: list[WorkerProcess] = []
-        try:
-            for rank, extra in enumerate(environments):
-                arguments = (backend, str(rank), str(folder / f"{backend}.store"))
-                with uninterrupted():
-                    command = own_process.command("ringfence.cli.demo.worker", *arguments)
-                    self._workers.append(WorkerProcess(command, extra))
-        except BaseException:
-            self._end(at_once=True)
-            raise
+        arguments = [(backend, str(rank), str(folder / f"{backend}.store")) for rank in range(len(environments))]
+        commands = [own_process.command("ringfence.cli.demo.worker", *each) for each in arguments]
+        super().__init__(zip(commands, environments, strict=True))
 
     def add_up(self) -> list[dict[str, str]]:
         """Have both add up once; what each answers, worker 0 first."""
-        for worker in self._workers:
-            worker.send("add up")
+        self.send("add up")
         return [_answer(rank, worker) for rank, worker in enumerate(self._workers)]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._end(at_once=kind is not None)  # after an error, or Ctrl-C, nobody asks how they leave
-
-    def _end(self, *, at_once: bool) -> None:
-        for worker in self._workers:
-            worker.leave(at_once=at_once)
-        for worker in self._workers:
-            worker.end()
+        self.end(at_once=kind is not None)  # after an error, or Ctrl-C, nobody asks how they leave
 
 
 def _answer(rank: int, worker: WorkerProcess) -> dict[str, str]:

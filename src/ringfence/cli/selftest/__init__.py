@@ -4,22 +4,21 @@ catalogue.py                            every check, with its meaning
 workers.py, worker.py, runner.py        the workers, and the order in which they check
 conformance.py, order.py, load.py       the checks
 device.py, confidential.py              what is known of the device
-report.py                               outcomes and the report, as data and as text
-recording.py                            the signed record
+report.py                               outcomes and the report, as data, as text and to be signed
 """
 
 from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.cli import requirements, terminal
 from ringfence.cli.selftest import catalogue
-from ringfence.cli.selftest.report import SelftestReport, ask_for_report, step, summary
+from ringfence.cli.selftest.report import SelftestReport, ask_for_report, statement_of, step, summary
 from ringfence.cli.selftest.workers import Plan
 from ringfence.errors import ConfigurationError
 from ringfence.release import PAGES
@@ -73,7 +72,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--device", default="", metavar="NAME", help="cuda, xpu, cuda:1, sim, ... (default: the one that torch finds)"
     )
     selftest.add_argument(
-        "--workers", type=_count, default=2, metavar="N", help=f"2 to {MOST_WORKERS}; devices are shared (default: 2)"
+        "--workers",
+        type=terminal.number(2, MOST_WORKERS),
+        default=2,
+        metavar="N",
+        help=f"2 to {MOST_WORKERS}; devices are shared (default: 2)",
     )
     selftest.add_argument("--quick", action="store_true", help="fewer cases, smaller tensors")
     selftest.add_argument(
@@ -83,7 +86,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="SECTION",
         help=f"run this section: {', '.join(catalogue.CHOICES)}; may be given several times",
     )
-    selftest.add_argument("--json", action="store_true", help="print the report as JSON, progress to standard error")
     selftest.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON, to attach to an issue")
     selftest.add_argument(
         "--record", type=Path, metavar="FILE.json", help="write a signed record, and its public key to FILE.pem"
@@ -97,28 +99,17 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     selftest.set_defaults(run=run)
 
 
-def _count(word: str) -> int:
-    if not (word.isdecimal() and 2 <= int(word) <= MOST_WORKERS):
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number from 2 to {MOST_WORKERS}")
-    return int(word)
-
-
 def run(options: argparse.Namespace) -> int:
     """Run the self-test."""
     requirements.workers()
     requirements.backend()
     recording = _recording(options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends workers and removes files as on Ctrl-C
-    report = execute(options, Plan(options.device, options.workers, options.quick))
+    report = execute(Plan(options.device, options.workers, options.quick), options.only)
     if options.report:
         options.report.write_text(report.as_json() + "\n", encoding="utf-8")
     if recording:
-        from ringfence.cli.selftest.recording import statement_of  # needs cryptography
-
         recording.write(statement_of(report))
-    if options.json:
-        print(report.as_json())
-        return 0 if report.passed else 1
     print(summary(report))
     print()
     if options.report:
@@ -139,19 +130,12 @@ def _recording(options: argparse.Namespace) -> SignedFile | None:
     return None if options.record is None else SignedFile(options.record, options.key)
 
 
-def execute(options: argparse.Namespace, plan: Plan) -> SelftestReport:
-    """Run the checks and print each result when it is there."""
+def execute(plan: Plan, sections: Sequence[str] | None) -> SelftestReport:
+    """Run the checks of some sections, or of all, and print each result when it is there."""
     from ringfence.cli.selftest.runner import Runner  # needs cryptography
 
-    output = sys.stderr if options.json else sys.stdout
-    terminal.say(
-        f"ringfence selftest: {plan.count} workers on {plan.device or 'the accelerator that torch finds'}", file=output
-    )
+    terminal.say(f"ringfence selftest: {plan.count} workers on {plan.device or 'the accelerator that torch finds'}")
     with tempfile.TemporaryDirectory(prefix="ringfence-selftest-") as folder:
-        runner = Runner(
-            plan,
-            options.only or catalogue.CHOICES,
-            Path(folder),
-            lambda found: print(step(found), file=output, flush=True),
-        )
-        return runner.run()
+        return Runner(
+            plan, sections or catalogue.CHOICES, Path(folder), lambda found: print(step(found), flush=True)
+        ).run()

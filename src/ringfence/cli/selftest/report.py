@@ -10,10 +10,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import ringfence
 from ringfence.cli import terminal
 from ringfence.cli.selftest.catalogue import Section
+
+if TYPE_CHECKING:
+    from ringfence.record.statement import Statement
 
 SCHEMA: Final = 1
 PASSED: Final = "passed"
@@ -102,6 +106,24 @@ class SelftestReport:
         """Return the report for programs, and for an issue."""
         document = {"schema": SCHEMA, "passed": self.passed, "verdict": self.verdict, **asdict(self)}
         return json.dumps(document, indent=2)
+
+
+def statement_of(report: SelftestReport) -> Statement:
+    """Return what is signed of a self-test, for others to verify with `ringfence audit`."""
+    from ringfence.record import code, selftest  # needs cryptography
+
+    predicate = {
+        "began": report.began,
+        "device": report.device,
+        "workers": report.workers,
+        "quick": report.quick,
+        "confidential": report.confidential,
+        "environment": report.environment,
+        "checks": {f"{each.section}/{each.name}": each.state for each in report.results},
+        "passed": report.passed,
+        "rates": report.rates,
+    }
+    return selftest.statement_of(predicate, code.package_subjects(Path(ringfence.__file__).parent))
 
 
 def anonymous(text: str, folder: Path, names: Mapping[str, str] | None = None) -> str:

@@ -157,7 +157,7 @@ class Runner:
 
     def _end_workers(self) -> None:
         if self._workers is not None:
-            self._workers.end()
+            self._workers.end(at_once=True)
             self._workers = None
 
 

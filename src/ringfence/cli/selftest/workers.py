@@ -12,7 +12,7 @@ from typing import Final
 
 from ringfence import own_process
 from ringfence.cli.selftest.report import LOST, Outcome
-from ringfence.cli.worker_process import WorkerProcess, uninterrupted
+from ringfence.cli.worker_process import WorkerGroup, WorkerProcess
 
 COMMAND: Final = tuple(own_process.command("ringfence.cli.selftest.worker"))
 LOOPBACK: Final = "127.0.0.1"
@@ -29,34 +29,27 @@ class Plan:
     command: Sequence[str] = COMMAND
 
 
-class Workers:
+class Workers(WorkerGroup):
     """A group of workers. Their files are in `folder`."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         from ringfence.config.private_files import new_secret_file  # needs cryptography
 
-        self._workers: list[WorkerProcess] = []
         name = secrets.token_hex(4)
         secret, store = folder / f"{name}.secret", folder / f"{name}.store"
+        new_secret_file(secret)
         extra = {
             "RINGFENCE_SECRET_FILE": str(secret),
             "RINGFENCE_INTERFACE": LOOPBACK,
             "RINGFENCE_SAME_HOST": "sealed",  # each worker stands for a machine of its own
         }
-        try:
-            new_secret_file(secret)
-            for rank in range(plan.count):
-                arguments = [plan.device, str(rank), str(plan.count), "quick" if plan.quick else "full", str(store)]
-                with uninterrupted():
-                    self._workers.append(WorkerProcess([*plan.command, *arguments], extra))
-        except BaseException:
-            self.end()
-            raise
+        how = "quick" if plan.quick else "full"
+        arguments = [(plan.device, str(rank), str(plan.count), how, str(store)) for rank in range(plan.count)]
+        super().__init__(([*plan.command, *each], extra) for each in arguments)
 
     def ask(self, check: str, seconds: float) -> list[Outcome]:
         """Have all workers run a check; return their outcomes, worker 0 first."""
-        for worker in self._workers:
-            worker.send(json.dumps({"check": check}))
+        self.send(json.dumps({"check": check}))
         return self.answers(seconds)
 
     def answers(self, seconds: float) -> list[Outcome]:
@@ -68,14 +61,6 @@ class Workers:
             if outcomes[-1].state == LOST:
                 limit = min(limit, time.monotonic() + AFTER_LOSS_SECONDS)
         return outcomes
-
-    def end(self) -> None:
-        """End all workers at once: nobody uses their group any more."""
-        for worker in self._workers:
-            worker.leave(at_once=True)
-        for worker in self._workers:
-            worker.end()
-        self._workers = []
 
 
 def _answer(worker: WorkerProcess, limit: float) -> Outcome:
