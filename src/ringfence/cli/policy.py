@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.cli.templates import HEAD, RULE, TABLES
-from ringfence.cli.terminal import layout_lines, say
+from ringfence.cli.terminal import layout_line, say
 from ringfence.errors import ConfigurationError
 from ringfence.release import PAGES
 
@@ -251,5 +251,5 @@ def run_explain(options: argparse.Namespace) -> int:
     from ringfence.admission.policy_file.policy_file import explain
     from ringfence.config.settings import load_policy
 
-    print(layout_lines(explain(load_policy(options.file))))
+    print("\n".join(map(layout_line, explain(load_policy(options.file)))))
     return 0

@@ -79,11 +79,6 @@ def layout(text: str, width: int | None = None) -> str:
     return "\n".join(result)
 
 
-def layout_lines(lines: Iterable[str], width: int | None = None) -> str:
-    """Lay out lines that each stand for themselves. One that is too long goes on below, indented by two more."""
-    return "\n".join(layout_line(line, width or columns()) for line in lines)
-
-
 def layout_line(line: str, width: int | None = None) -> str:
     """Lay out one line by itself: a command as `command` does, anything else as a paragraph with a hanging indent."""
     width = width or columns()

@@ -90,7 +90,7 @@ class SelftestReport:
 
     @property
     def passed(self) -> bool:
-        return not self.failed and all(result.state == PASSED for result in self.results)
+        return all(result.state == PASSED for result in self.results)
 
     @property
     def verdict(self) -> str:
