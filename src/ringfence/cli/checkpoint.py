@@ -115,23 +115,18 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         )
     for parser, run in ((verify, run_verify), (show, run_show), (rewrap, run_rewrap), (convert, run_convert)):
         parser.add_argument("--json", action="store_true", help="print the result as JSON")
-        parser.set_defaults(run=_refusals_reported(run))
+        parser.set_defaults(run=functools.partial(_reported, run))
 
 
-def _refusals_reported(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+def _reported(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Report a checkpoint that is refused, with exit code 1; with --json also on standard output."""
-
-    @functools.wraps(run)
-    def reported(options: argparse.Namespace) -> int:
-        try:
-            return run(options)
-        except CheckpointError as error:
-            if options.json:
-                print(json.dumps({"refused": str(error)}))
-            terminal.complain(str(error))
-            return 1
-
-    return reported
+    try:
+        return run(options)
+    except CheckpointError as error:
+        if options.json:
+            print(json.dumps({"refused": str(error)}))
+        terminal.complain(str(error))
+        return 1
 
 
 # -- the commands -----------------------------------------------------------------------------------------------------

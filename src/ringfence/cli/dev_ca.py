@@ -86,7 +86,8 @@ class Authority:
             raise ConfigurationError(f"{taken[0]} exists, and certificates are never overwritten: choose another name")
         files, made = list(self._unwritten), []
         for name in names:
-            identity, certificate, key = self._issue(name, days)
+            key = ec.generate_private_key(ec.SECP256R1())
+            identity, certificate = self._sign(name, key.public_key(), days)
             files += _files(self.folder, name, certificate, key)
             chain, secret = (str(path.absolute()) for path in _paths(self.folder, name))
             made.append({"id": identity, "certificate": chain, "key": secret})
@@ -168,10 +169,6 @@ class Authority:
         except (ValueError, TypeError, InvalidSignature) as error:
             raise ConfigurationError(f"{path} is not a certificate of this authority") from error
         return found
-
-    def _issue(self, name: str, days: int) -> tuple[str, x509.Certificate, ec.EllipticCurvePrivateKey]:
-        key = ec.generate_private_key(ec.SECP256R1())
-        return *self._sign(name, key.public_key(), days), key
 
     def _sign(self, name: str, key: ec.EllipticCurvePublicKey, days: int) -> tuple[str, x509.Certificate]:
         identity = f"spiffe://{self.trust_domain}/worker/{name}"

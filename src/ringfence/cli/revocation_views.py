@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ringfence.errors import AdmissionError
 
 if TYPE_CHECKING:
     from ringfence.admission.policy_file.policy_file import PolicyFile
-    from ringfence.admission.proofs import certificate, crl, nvidia, ocsp_status
+    from ringfence.admission.proofs import certificate, crl
     from ringfence.admission.proofs.freshness import Validity
+
+T = TypeVar("T")
 
 _HOW = {
     "secret": "a shared secret: replace it on all workers (`ringfence secret rotate`)",
@@ -38,10 +40,10 @@ class ListStatus(NamedTuple):
 
 def statuses(policy: PolicyFile, now: float) -> tuple[list[ListStatus], list[str]]:
     """Return the newest list of each issuer and the oldest of the OCSP responses, and which of them are not current."""
-    from ringfence.admission.proofs import crl, ocsp_status
+    from ringfence.admission.proofs import certificate, crl, nvidia, ocsp_status
 
     found, stale = [], []
-    for lists in _lists(policy):
+    for lists in _once(rules.shared for rules in _rules_of(policy, certificate.Rules)):
         newest: dict[bytes, crl.Crl] = {}
         for each in lists.lists:
             known = newest.get(each.issuer)
@@ -50,7 +52,7 @@ def statuses(policy: PolicyFile, now: float) -> tuple[list[ListStatus], list[str
             found.append(_status(one.describe(), one.validity, now))
             if (objection := one.validity.objection(lists.max_age, now, crl.KEY)) is not None:
                 stale.append(f"{one.describe()}: it {objection}")
-    for responses in _responses(policy):
+    for responses in _once(rules.shared for rules in _rules_of(policy, nvidia.Rules)):
         latest: dict[object, Validity] = {}
         for response in responses.responses:
             for said in response.statuses:
@@ -74,10 +76,10 @@ def _status(what: str, validity: Validity, now: float) -> ListStatus:
 
 def unusable(policy: PolicyFile) -> tuple[list[str], list[str]]:
     """Return lists that their authorities did not sign, and authorities without a list where the policy needs one."""
-    from ringfence.admission.proofs import authorities
+    from ringfence.admission.proofs import authorities, certificate
 
     forged, missing = [], []
-    for rules in _certificate_rules(policy):
+    for rules in _rules_of(policy, certificate.Rules):
         if rules.revocation is None:
             continue
         for authority in rules.authorities:
@@ -119,21 +121,10 @@ def _is_listed(rules: certificate.Rules) -> bool:
     return rules.shared is not None and {crl.identity(each) for each in loaded} <= rules.shared.authorities
 
 
-def _certificate_rules(policy: PolicyFile) -> Iterator[certificate.Rules]:
-    from ringfence.admission.proofs import certificate
-
-    yield from (each for rule in policy.rules for _, each in rule.proofs if isinstance(each, certificate.Rules))
+def _rules_of(policy: PolicyFile, kind: type[T]) -> list[T]:
+    return [each for rule in policy.rules for _, each in rule.proofs if isinstance(each, kind)]
 
 
-def _lists(policy: PolicyFile) -> Iterator[crl.CrlRule]:
-    """Yield the lists of all rules, which all of them share."""
-    yield from [each.shared for each in _certificate_rules(policy) if each.shared is not None][:1]
-
-
-def _responses(policy: PolicyFile) -> Iterator[ocsp_status.OcspRule]:
-    from ringfence.admission.proofs import nvidia
-
-    found: list[nvidia.Rules] = [
-        each for rule in policy.rules for _, each in rule.proofs if isinstance(each, nvidia.Rules)
-    ]
-    yield from [each.shared for each in found if each.shared is not None][:1]
+def _once(shared: Iterable[T | None]) -> list[T]:
+    """Return what all rules share, if any has it."""
+    return [each for each in shared if each is not None][:1]

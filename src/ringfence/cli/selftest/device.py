@@ -120,12 +120,7 @@ def _seconds_of(launch: Callable[[], Any], count: int) -> float:
 
 def measured_kernel(busy: LongKernel) -> float:
     """Return how long a kernel of KERNEL_SECONDS really takes."""
-    busy(KERNEL_SECONDS)
-    torch.accelerator.synchronize()
-    began = time.perf_counter()
-    busy(KERNEL_SECONDS)
-    torch.accelerator.synchronize()
-    return time.perf_counter() - began
+    return _seconds_of(lambda: busy(KERNEL_SECONDS), 1)
 
 
 # -- description -----------------------------------------------------------------------------------------------------
