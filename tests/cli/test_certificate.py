@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import time
 from datetime import timedelta
@@ -50,9 +51,16 @@ def test_the_printed_lines_are_a_workers_environment(tmp_path: Path) -> None:
 def test_more_names_come_from_the_same_authority(tmp_path: Path) -> None:
     ringfence("certificate", "new", "site", "a", "--trust-domain", "example.org", folder=tmp_path)
     before = (tmp_path / "site" / "ca.pem").read_bytes()
-    done = ringfence("certificate", "new", "site", "b", "--days", "7", folder=tmp_path)
-    assert "a certificate for spiffe://example.org/worker/b, valid for 7 days" in " ".join(done.stdout.split())
-    assert {f"  {tmp_path}/site/b.pem", f"  {tmp_path}/site/b.key"} <= {*done.stdout.splitlines()}
+    done = ringfence("certificate", "new", "site", "b", "--days", "7", "--json", folder=tmp_path)
+    made = json.loads(done.stdout)
+    assert made["trust_domain"] == "example.org"
+    assert made["certificates"] == [
+        {
+            "id": "spiffe://example.org/worker/b",
+            "certificate": str(tmp_path / "site" / "b.pem"),
+            "key": str(tmp_path / "site" / "b.key"),
+        }
+    ]
     assert (tmp_path / "site" / "ca.pem").read_bytes() == before
 
 
@@ -117,9 +125,8 @@ def test_if_one_certificate_cannot_be_written_none_is(tmp_path: Path) -> None:
 def site_with_a_list(folder: Path) -> None:
     """Make an authority, certificates for a and b, an empty list of revoked ones, and a policy."""
     assert ringfence("certificate", "new", "site", "a", "b", folder=folder).returncode == 0
-    assert (
-        "Wrote site/ca.crl: 0 revoked certificates" in ringfence("certificate", "revoke", "site", folder=folder).stdout
-    )
+    first = json.loads(ringfence("certificate", "revoke", "site", "--json", folder=folder).stdout)
+    assert first == {"file": str(folder / "site" / "ca.crl"), "serials": []}
     table = 'version = 1\n[[admit]]\n[admit.certificate]\nca = "ca.pem"\nids = "spiffe://ringfence.internal/worker/*"\n'
     table += 'trust_domain = "ringfence.internal"\ncrl = "ca.crl"\ncrl_max_age = "1d"\n'
     (folder / "site" / "policy.toml").write_text(table)
@@ -152,8 +159,8 @@ def test_renew_changes_the_dates_and_nothing_else(tmp_path: Path) -> None:
     names = [each.extensions.get_extension_for_class(x509.SubjectAlternativeName) for each in (before, after)]
     assert names[0] == names[1]
     assert refusal_of(site, site / "a.pem", site / "a.key") is None
-    again = ringfence("certificate", "renew", "site", "a", "b", folder=tmp_path).stdout.splitlines()
-    assert [line for line in again if line.startswith("  ")] == [f"  {site / 'a.pem'}", f"  {site / 'b.pem'}"]
+    again = json.loads(ringfence("certificate", "renew", "site", "a", "b", "--json", folder=tmp_path).stdout)
+    assert [each["certificate"] for each in again["certificates"]] == [str(site / "a.pem"), str(site / "b.pem")]
 
 
 @pytest.mark.promise("A revoked certificate admits to no further session.")

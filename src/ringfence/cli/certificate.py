@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,6 +96,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         action.add_argument(
             "--days", type=DAYS, default=30, metavar="N", help="lifetime of the certificates (default: 30)"
         )
+        action.add_argument("--json", action="store_true", help="print the result as JSON")
     revoke = actions.add_parser(
         "revoke",
         help="revoke certificates; writes the list of revoked ones",
@@ -104,6 +106,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     revoke.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the authority")
     revoke.add_argument("names", nargs="*", metavar="NAME", help="a worker or machine whose certificate is revoked")
     revoke.add_argument("--days", type=DAYS, default=7, metavar="N", help="how long the list is valid (default: 7)")
+    revoke.add_argument("--json", action="store_true", help="print the result as JSON")
     revoke.set_defaults(run=run_revoke)
 
 
@@ -114,6 +117,10 @@ def run(options: argparse.Namespace) -> int:
     names = _names(options)
     authority = Authority.open_or_make(options.folder, options.trust_domain, TRUST_DOMAIN)
     made = authority.issue(names, options.days)
+    if options.json:
+        found = {"ca": str(authority.file.absolute()), "trust_domain": authority.trust_domain, "certificates": made}
+        print(json.dumps(found))
+        return 0
     for each in made:
         say(f"Wrote a certificate for {each['id']}, valid for {options.days} days, and its key:")
         print(f"  {each['certificate']}\n  {each['key']}")
@@ -136,6 +143,9 @@ def run_renew(options: argparse.Namespace) -> int:
     from ringfence.cli.dev_ca import Authority
 
     made = Authority.open(options.folder).renew(_names(options), options.days)
+    if options.json:
+        print(json.dumps({"certificates": made}))
+        return 0
     for each in made:
         say(f"Renewed the certificate of {each['id']}, valid for {options.days} days:")
         print(f"  {each['certificate']}")
@@ -147,8 +157,11 @@ def run_revoke(options: argparse.Namespace) -> int:
     """Write the list and print what to do with it."""
     from ringfence.cli.dev_ca import Authority
 
-    path, revoked = Authority.open(options.folder).revoke(_names(options), options.days)
-    say(f"Wrote {path}: {revoked} revoked certificates, valid for {options.days} days.")
+    path, serials = Authority.open(options.folder).revoke(_names(options), options.days)
+    if options.json:
+        print(json.dumps({"file": str(path.absolute()), "serials": [f"{each:x}" for each in serials]}))
+        return 0
+    say(f"Wrote {path}: {len(serials)} revoked certificates, valid for {options.days} days.")
     say("Copy it to every machine. A policy names it in [admit.certificate]:")
     print(f'  crl = "ca.crl"\n  crl_max_age = "{options.days}d"')
     return 0

@@ -30,6 +30,7 @@ class Authority:
         self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, *, new: bool = False
     ) -> None:
         self.folder = folder
+        self.file = folder / "ca.pem"
         self._unwritten = _files(folder, "ca", certificate, key) if new else []
         self._certificate = certificate
         self._key = key
@@ -118,10 +119,10 @@ class Authority:
             replace_file(path, content, 0o644)
         return made
 
-    def revoke(self, names: Sequence[str], days: int) -> tuple[Path, int]:
+    def revoke(self, names: Sequence[str], days: int) -> tuple[Path, list[int]]:
         """Write the list of revoked certificates: those of before, and those of `names`. It is valid for `days`.
 
-        Returns its path and the number of entries in it. Raises ConfigurationError, and then the list is unchanged.
+        Returns its path and the serial numbers in it. Raises ConfigurationError, and then the list is unchanged.
         """
         path = self.folder / "ca.crl"
         known = self._known_list(path)
@@ -143,7 +144,7 @@ class Authority:
             entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date)
             builder = builder.add_revoked_certificate(entry.build())
         replace_file(path, builder.sign(self._key, hashes.SHA384()).public_bytes(Encoding.PEM), 0o644)
-        return path, len(entries)
+        return path, list(entries)
 
     def _known_list(self, path: Path) -> x509.CertificateRevocationList | None:
         try:

@@ -112,7 +112,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     actions = evidence.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(name: str, text: str, description: str, examples: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=text, description=description, epilog=examples)
+        made = actions.add_parser(name, help=text, description=description, epilog=examples)
+        made.add_argument("--json", action="store_true", help="print the result as JSON")
+        return made
 
     needs = "Needs " if os.geteuid() == 0 else "Needs root and "
     collect = action("collect", "collect evidence from this machine", COLLECT.format(root=needs), COLLECT_EXAMPLES)
@@ -167,7 +169,6 @@ def _add_evidence(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at", metavar="TIME", help="verify as of this time, such as 2025-06-20T12:00:00Z (default: now)"
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 # -- the actions ----------------------------------------------------------------------------------------------------
@@ -182,8 +183,11 @@ def run_collect(options: argparse.Namespace) -> int:
     report_data = _report_data(options.report_data) or secrets.token_bytes(64)
     held = collect(options.kind, report_data, KernelFiles(), _certificate(options.certificate), options.vmpl)
     replace_file(options.out, held.text().encode(), 0o644)
-    say(f"Wrote evidence of kind {held.kind} ({len(held.proof)} bytes) to {options.out}. To print its values:")
-    print(f"  ringfence evidence measure {options.out}")
+    if options.json:
+        print(json.dumps({"file": str(options.out), "kind": held.kind, "report_data": held.report_data.hex()}))
+    else:
+        say(f"Wrote evidence of kind {held.kind} ({len(held.proof)} bytes) to {options.out}. To print its values:")
+        print(f"  ringfence evidence measure {options.out}")
     return 0
 
 
@@ -295,7 +299,11 @@ def run_collateral(options: argparse.Namespace) -> int:
     if options.out.exists():
         collateral.check_refresh(found, _content(options.out), str(options.out))
     replace_file(options.out, found.text.encode(), 0o644)
-    say(f"Wrote the collateral for FMSPC {found.fmspc}, valid until {found.next_update}, to {options.out}.")
+    if options.json:
+        said = {"file": str(options.out), "fmspc": found.fmspc, "ca": found.ca, "next_update": found.next_update}
+        print(json.dumps(said))
+    else:
+        say(f"Wrote the collateral for FMSPC {found.fmspc}, valid until {found.next_update}, to {options.out}.")
     return 0
 
 
@@ -318,8 +326,13 @@ def run_ocsp(options: argparse.Namespace) -> int:
         if path.exists():
             ocsp_fetch.check_refresh(status, _content(path), str(path))
         replace_file(path, response.raw, 0o644)
-        print(f"  {status.status.name.lower():8} {name}")
-    say(f"Wrote {len(found)} OCSP responses to {options.out}.")
+    said = {name: status.status.name.lower() for name, (_, status) in found.items()}
+    if options.json:
+        print(json.dumps({"folder": str(options.out), "statuses": said}))
+    else:
+        for name, text in said.items():
+            print(f"  {text:8} {name}")
+        say(f"Wrote {len(said)} OCSP responses to {options.out}.")
     return 0 if all(status.status is OCSPCertStatus.GOOD for _, status in found.values()) else 1
 
 

@@ -60,8 +60,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         )
         what_file = "the file to write; must not exist" if name == "new" else "a file written by `ringfence secret new`"
         parser.add_argument("file", type=Path, metavar="FILE", help=what_file)
-        if name == "check":
-            parser.add_argument("--json", action="store_true", help="print the result as JSON")
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
         parser.set_defaults(run=run)
 
 
@@ -73,10 +72,13 @@ def run_new(options: argparse.Namespace) -> int:
 
     new_secret_file(options.file)
     path = options.file.absolute()
-    say(f"Wrote a new secret with fingerprint {_fingerprint(path)} to a file of mode 0600:")
-    print(f"  {path}")
-    say("As the secret of a run, copy the file to every worker, and set on each:")
-    print(f"  export RINGFENCE_SECRET_FILE={path}")
+    if options.json:
+        print(json.dumps({"file": str(path), "fingerprint": _fingerprint(path)}))
+    else:
+        say(f"Wrote a new secret with fingerprint {_fingerprint(path)} to a file of mode 0600:")
+        print(f"  {path}")
+        say("As the secret of a run, copy the file to every worker, and set on each:")
+        print(f"  export RINGFENCE_SECRET_FILE={path}")
     return 0
 
 
@@ -98,11 +100,15 @@ def run_rotate(options: argparse.Namespace) -> int:
     old = _fingerprint(options.file)
     path = options.file.resolve()  # the target of a symbolic link
     replace_secret_file(path)
-    say(f"Replaced the secret with fingerprint {old} by a new one with fingerprint {_fingerprint(path)}:")
-    print(f"  {path}")
-    say(
-        "Copy the file to every machine of the run before its next start. `ringfence secret check` shows which have it."
-    )
+    new = _fingerprint(path)
+    if options.json:
+        print(json.dumps({"file": str(path), "fingerprint": new, "replaced": old}))
+    else:
+        say(f"Replaced the secret with fingerprint {old} by a new one with fingerprint {new}:")
+        print(f"  {path}")
+        say(
+            "Copy the file to every machine of the run before its next start. `ringfence secret check` shows which have it."
+        )
     return 0
 
 

@@ -15,7 +15,7 @@ from ringfence.backend import torch_versions
 from ringfence.cli.checks.check import Check, bad
 
 MODULE: Final = "ringfence.cli.one_worker"
-SECONDS: Final = 240.0  # a machine with twenty busy processes has taken more than 60 to import torch in a new installation
+SECONDS: Final = 240.0  # importing torch from a new installation has taken over 60 on a busy machine
 NAME: Final = "group"
 
 
