@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import ringfence
+from ringfence_lab.study import grid
+from tests.cli.command import ringfence, ringfence_here
 from tests.limits import HANG
 
 GRID = """\
@@ -239,3 +240,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason(arguments: tuple[str, ...]
     done = ringfence("study", *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_the_help_names_every_built_in_grid() -> None:
+    assert {*grid.BUILT_IN} <= {*re.findall(r"[\w-]+", ringfence_here("study", "--help").stdout)}

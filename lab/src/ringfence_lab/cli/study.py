@@ -63,7 +63,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         type=Path,
         metavar="FILE",
         help="a grid of your own, in TOML, or one that is built in: "
-        "default, quick, machines, machines-few, gpu-tee or gpu-tee-ringfence",
+        "default, quick, machines, machines-few, gpu-tee, gpu-tee-ringfence or gpu-tee-published",
     )
     grid.add_argument("--quick", action="store_true", help="a small grid: about a minute")
     study.add_argument("--list", action="store_true", help="print the cells and an estimate, and measure nothing")
