@@ -49,12 +49,12 @@ connection agree on what passed. With --claims, each claim is shown, refuted or 
 
 EXAMPLES = """\
 examples:
-  ringfence audit h100.json --key h100.pem          what was tested, and by which key it is signed
-  ringfence audit h100.json --key h100.pem --json   the same for programs
-  ringfence audit run.json --key run.pem            what a run was
-  ringfence audit record/                           what the logs of a run show
-  ringfence audit record/ --claims claims.toml --page audit.html
-                                                    and whether they show what is claimed
+  ringfence audit h100.json --key h100.pem                 what was tested, and by which key it is signed
+  ringfence audit h100.json --key h100.pem --json          the same for programs
+  ringfence audit run.json --key run.pem                   what a run was
+  ringfence audit record/                                  what the logs of a run show
+  ringfence audit record/ --claims claims.toml             and whether they show what is claimed
+  ringfence audit record/ --claims claims.toml --page audit.html   the same as a page
 
 exit codes:
   0  the record is genuine, whether what it describes passed or failed; all claims are shown
