@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from ringfence.admission.policy import PolicyTerms
 from ringfence.admission.proofs import kinds, snp_chain
-from ringfence.cli.templates import TABLES
+from ringfence.cli.templates import HEAD, TABLES
 from ringfence.config.settings import load_policy
 from ringfence.errors import PolicyError
 from tests.certificates import HOUR, Authority
@@ -34,6 +37,11 @@ CERTIFICATE = 'version = 1\n[[admit]]\n[admit.certificate]\nca = "ca.pem"\nids =
 
 def test_there_is_a_template_for_every_kind_of_proof() -> None:
     assert list(TABLES) == list(kinds.KINDS)
+
+
+def test_the_template_names_every_key_outside_a_rule() -> None:
+    named = re.findall(r"^(?:# )?(\w+) = ", HEAD, re.MULTILINE)
+    assert named == ["version", *(field.name for field in dataclasses.fields(PolicyTerms))]
 
 
 @pytest.mark.parametrize("kind", TABLES)

@@ -9,7 +9,8 @@ HEAD: Final = """\
 # workers with different policies refuse each other. `ringfence policy explain` says in words whom this admits.
 version = 1
 # min_workers = 8          # a run of fewer workers does not begin, so that nobody can split it
-# max_session_age = "24h"    # after which all workers must be verified again
+# max_session_age = "24h"  # after which all workers must be verified again
+# verify_every = "10m"     # how often neighbours verify each other again meanwhile; not with the shared secret alone
 # key_agreement = "any"    # if some machine has no post-quantum key agreement; by default all need it
 # inside_machine = "nccl"  # groups inside one machine may use it without sealing; by default none may use another backend
 # same_host = "sealed"     # seal inside a machine too; by default workers there share memory and seal between machines only
