@@ -193,7 +193,7 @@ def test_revoke_writes_a_list_that_a_policy_uses(tmp_path: Path) -> None:
 
     assert refused("a") is None and refused("b") is None
     done = ringfence("certificate", "revoke", "site", "b", folder=tmp_path)
-    assert done.returncode == 0 and "1 revoked certificates, valid for 7 days" in done.stdout
+    assert done.returncode == 0 and "1 revoked certificate, valid for 7 days" in done.stdout
     assert 'crl_max_age = "7d"' in done.stdout  # as long as the list itself
     assert refused("a") is None and "worker/b was revoked" in str(refused("b"))
     assert ringfence("certificate", "revoke", "site", "a", "b", "--days", "1", folder=tmp_path).returncode == 0

@@ -51,7 +51,8 @@ REVOKE = """\
 Add the certificates of the NAMEs to the authority's list of revoked certificates, FOLDER/ca.crl, and sign it anew.
 
 Copy the list to every machine, to where `crl` in its policy points: the next session refuses these workers. Without a NAME, the
-list has the same entries and a new date. Do this before --days are over, and before `crl_max_age` in the policy is.
+list has the same entries and a new date. Make a new list before this one expires (--days), or becomes older than the policy
+allows (`crl_max_age`).
 """
 
 REVOKE_EXAMPLES = """\
@@ -161,7 +162,7 @@ def run_revoke(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"file": str(path.absolute()), "serials": [f"{each:x}" for each in serials]}))
         return 0
-    say(f"Wrote {path}: {len(serials)} revoked certificates, valid for {options.days} days.")
+    say(f"Wrote {path}: {len(serials)} revoked certificate{'s' * (len(serials) != 1)}, valid for {options.days} days.")
     say("Copy it to every machine. A policy names it in [admit.certificate]:")
     print(f'  crl = "ca.crl"\n  crl_max_age = "{options.days}d"')
     return 0
