@@ -55,7 +55,8 @@ def question_text(question: Question) -> str:
 
 def plan_text(profile: Hardware, plan: Plan) -> str:
     """Lay out one point: the variants, what the sealed step is made of, and what to change."""
-    lines = [wrap(f"{question_text(plan.question)}, {plan.question.workers:,} workers"), wrap(f"on {profile.title}")]
+    workers = f"{plan.question.workers:,} worker{'s' * (plan.question.workers > 1)}"
+    lines = [wrap(f"{question_text(plan.question)}, {workers}"), wrap(f"on {profile.title}")]
     if not profile["inside", "sealed"] and (per_machine := int(profile["node", "workers"])) > 1:
         shared = min(per_machine, plan.question.workers)
         lines.append(wrap(f"{shared:,} workers on a machine, which share memory; sealed between machines"))
