@@ -16,13 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ringfence import keys
 from ringfence.admission.entry import WORLD_LIMIT
 from ringfence.admission.messages import MessageSplitter, encode
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.launch import agent_folder
+from ringfence.launch.host import Host
+from ringfence.launch.host_link import HostLink
 from ringfence.launch.messages import (
     TO_HOST,
     AgentCall,
@@ -46,24 +48,7 @@ _READ_BYTES: Final = 1 << 16
 _BACKLOG: Final = 128
 _LEAVE_SECONDS: Final = 5.0  # for the answer to the last call
 
-
-class Upstream(Protocol):
-    """Who carries calls out: the host itself, or the connection to it."""
-
-    def send(self, call: AgentCall) -> None: ...
-
-    def dispatch(self, key: selectors.SelectorKey, events: int) -> bool: ...
-
-    def serve_pending(self, ready: list[tuple[Peer, int]]) -> None: ...
-
-    def settle(self, now: float) -> None: ...
-
-    def next_at(self, now: float) -> float: ...
-
-    @property
-    def is_left(self) -> bool: ...
-
-    def close(self) -> None: ...
+Upstream = Host | HostLink  # what carries calls out: the host itself, or the connection to it
 
 
 class _Client:

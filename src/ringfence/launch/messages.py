@@ -138,17 +138,7 @@ class Notice:
         return self.generation != generation or self.ended or self.waiting
 
     def body(self) -> bytes:
-        return to_json(
-            {
-                "generation": self.generation,
-                "ended": self.ended,
-                "waiting": self.waiting,
-                "finished": self.finished,
-                "closed": self.closed,
-                "cause": self.cause,
-                "replaced": self.replaced,
-            }
-        )
+        return to_json(vars(self))
 
     @classmethod
     def read(cls, reader: encoding.Reader) -> Notice:

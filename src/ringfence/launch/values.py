@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final
 
 from ringfence.keys import CALL_BYTES
 from ringfence.launch.messages import AgentCall, Answer, CallResult, Operation, refused
@@ -12,25 +12,7 @@ from ringfence.launch.messages import AgentCall, Answer, CallResult, Operation, 
 _COUNTER_LIMIT: Final = 1 << 63
 _OVERHEAD: Final = 9  # bytes of an answer beside its parts
 
-
-class Values(Protocol):
-    """The methods of torch.distributed.HashStore that are used here. None of them waits: keys are checked before."""
-
-    def set(self, key: str, value: bytes, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def add(self, key: str, amount: int, /) -> int: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes, /) -> bytes: ...
-
-    def delete_key(self, key: str, /) -> bool: ...
-
-    def num_keys(self) -> int: ...
-
-    def append(self, key: str, value: bytes, /) -> None: ...
+Values = Any  # a torch.distributed.HashStore, without its types. No call of it waits: keys are checked before
 
 
 @dataclass(frozen=True)
