@@ -6,7 +6,6 @@ roster has certified.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -23,7 +22,6 @@ from ringfence.record.json_object import Json
 
 _FORM: Final = {"rank": int, "key": str, "tls_key": str, "certified": str, "head": str, "signature": str}
 _STATEMENT_BYTES: Final = 2048
-_HEAD: Final = re.compile(r"(?:[0-9a-f]{64})?")
 
 Statements = Mapping[int, Json]
 
@@ -52,7 +50,7 @@ def verify(statement: object, rank: int, roster: bytes, listings: Sequence[Listi
     if found["rank"] != rank:
         raise RecordError(f"the head of rank {rank} is another worker's")
     texts = [found[name] for name in ("key", "tls_key", "certified", "signature")]
-    if not all(json_object.HEX.fullmatch(each) for each in texts) or not _HEAD.fullmatch(found["head"]):
+    if not all(json_object.HEX.fullmatch(each) for each in texts) or not log.HEAD.fullmatch(found["head"]):
         raise RecordError(f"the head of rank {rank} is malformed")
     key, tls_key, certified, signature = map(bytes.fromhex, texts)
     begin.check_key(listings[rank].entry, roster, key, tls_key, certified)

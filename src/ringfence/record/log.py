@@ -59,13 +59,13 @@ KINDS: Final[dict[str, Form]] = {
 _COMMON: Final = {"kind": str, "number": int, "previous": str, "at": int}
 _COUNTS: Final = 7  # of a peer, with its rank
 _LIST_ITEMS: Final = 256  # counts of peers, or points, in a line
-_HEAD: Final = re.compile(r"(?:[0-9a-f]{64})?")
+HEAD: Final = re.compile(r"(?:[0-9a-f]{64})?")  # of a log, or nothing
 _TEXTS: Final = {  # the form of texts that are more than words; `begin.verify` checks those of the first line
-    "heads": {"list": _HEAD},
-    "code": {"digest": _HEAD, "arguments": json_object.SHA_256, "packages": json_object.SHA_256},
+    "heads": {"list": HEAD},
+    "code": {"digest": HEAD, "arguments": json_object.SHA_256, "packages": json_object.SHA_256},
     "checkpoint": {"action": re.compile("written|read"), "anchor": json_object.SHA_256},
     "data": {"root": json_object.SHA_256},
-    "rejoined": {"before": _HEAD},
+    "rejoined": {"before": HEAD},
     END: {"how": re.compile("left|failed")},
 }
 _POINT: Final = (int, str, int, int, int, str)  # the types of its values

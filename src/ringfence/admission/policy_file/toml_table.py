@@ -32,6 +32,11 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HEX: Final = re.compile(r"(?:[0-9a-f]{2})+")
 
 
+def no_files(path: str, limit: int) -> bytes:
+    """The `Read` of a table that names no files."""
+    raise FileNotFoundError(path)
+
+
 def no_folders(path: str) -> list[str] | None:
     """The `ListFolder` of a policy whose files are not on a disk."""
     return None

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfence.admission import encoding
-from ringfence.admission.policy_file.toml_table import TomlTable, parse
+from ringfence.admission.policy_file.toml_table import TomlTable, no_files, parse
 from ringfence.admission.proofs import nvidia_chain, spdm
-from ringfence.errors import AdmissionError, PolicyError
+from ringfence.errors import AdmissionError
 
 _NAMED: Final = 8  # of the measurements that differ, in a message
 
@@ -71,7 +71,7 @@ class ReferenceValues:
 
 def read(content: bytes, where: str) -> ReferenceValues:
     """Read a file of reference values. Raises PolicyError."""
-    table = parse(content, _refuse_files, where)
+    table = parse(content, no_files, where)
     measured = table.table("measurements")
     reference_values = ReferenceValues(
         model=_short_text(table, "model"),
@@ -96,10 +96,6 @@ def write(reference_values: ReferenceValues) -> str:
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------
-
-
-def _refuse_files(path: str, limit: int) -> bytes:
-    raise PolicyError("a file of reference values cannot name another file")
 
 
 def _short_text(table: TomlTable, name: str) -> str:
