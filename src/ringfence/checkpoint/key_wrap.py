@@ -90,11 +90,8 @@ def wrapper_of(key: Key) -> KeyWrapper:
 
 def new_data_key(wrapper: KeyWrapper, kind: EnvelopeKind) -> tuple[keys.Secret, Envelope]:
     """Draw a data key and an id, and wrap the key. Raises CheckpointError."""
-    data_key, identifier = (
-        keys.Secret(secrets.token_bytes(keys.KEY_BYTES)),
-        secrets.token_bytes(keys.CHECKPOINT_ID_BYTES),
-    )
-    return data_key, wrap(wrapper, data_key, kind, identifier)
+    data_key = keys.Secret(secrets.token_bytes(keys.KEY_BYTES))
+    return data_key, wrap(wrapper, data_key, kind, secrets.token_bytes(keys.CHECKPOINT_ID_BYTES))
 
 
 def wrap(wrapper: KeyWrapper, data_key: keys.Secret, kind: EnvelopeKind, identifier: bytes) -> Envelope:

@@ -33,9 +33,7 @@ BODY: Final = SEGMENT - TAG  # of every other one but the last
 RUN: Final = 4  # segments that a thread seals or opens in one go
 DEFAULT_THREADS: Final = 2
 
-Progress = Callable[
-    [int], object
-]  # called with the bytes that were sealed or opened since the last call, in any thread
+Progress = Callable[[int], object]  # called in any thread, with the bytes sealed or opened since the last call
 
 
 def unseen(_: int) -> None:
@@ -273,13 +271,6 @@ class Want(NamedTuple):
     target: memoryview
 
 
-class _Part(NamedTuple):
-    """What is wanted of one segment."""
-
-    start: int  # within the segment
-    target: memoryview
-
-
 class StreamReader:
     """Opens ranges of a stream in a file, from `base` on.
 
@@ -317,12 +308,12 @@ class StreamReader:
 
         Raises CheckpointError if a segment does not authenticate; all memory is then undefined.
         """
-        parts: dict[int, list[_Part]] = {}
+        parts: dict[int, list[Want]] = {}  # by segment, with starts within it
         for start, target in wants:
             for segment in range(segment_at(start), segment_at(start + len(target) - 1) + 1) if target else ():
                 begin = segment_start(segment)
                 low, high = max(start, begin), min(start + len(target), segment_start(segment + 1))
-                parts.setdefault(segment, []).append(_Part(low - begin, target[low - start : high - start]))
+                parts.setdefault(segment, []).append(Want(low - begin, target[low - start : high - start]))
         ordered = sorted(parts)
         with self._threads.working():
             for place in range(0, len(ordered), RUN):
@@ -348,7 +339,7 @@ class StreamReader:
         start = sealed_start(run[0])
         self._file.prefetch(self._base + start, sealed_start(run[-1] + 1) - start)
 
-    def _open_run(self, run: Sequence[int], parts: dict[int, list[_Part]]) -> int:
+    def _open_run(self, run: Sequence[int], parts: dict[int, list[Want]]) -> int:
         for segment in run:
             wanted = parts[segment]
             if len(wanted) == 1 and len(wanted[0].target) == self._length(segment):

@@ -16,7 +16,6 @@ from ringfence.errors import CheckpointError, ProtocolError
 NONE, FALSE, TRUE, INTEGER, FLOAT, TEXT, BYTES, LIST, TUPLE, DICT = range(10)
 
 _DOUBLE: Final = struct.Struct(">d")
-_LIMIT: Final = (1 << 32) - 1
 
 
 def encode(value: Any, name: str) -> bytes:
@@ -75,17 +74,13 @@ def _utf8(value: str, name: str) -> bytes:
 def decode(data: bytes) -> Any:
     """Return the value of bytes that `encode` made. Raises ProtocolError for any others."""
     reader = Reader(data)
-    value = read(reader, len(data))
+    value = _read(reader, len(data), keys.VALUE_DEPTH)
     reader.end()
     return value
 
 
-def read(reader: Reader, limit: int) -> Any:
-    """Read one value; no count or length in it may exceed `limit`. Raises ProtocolError."""
-    return _read(reader, min(limit, _LIMIT), keys.VALUE_DEPTH)
-
-
 def _read(reader: Reader, limit: int, depth: int) -> Any:
+    """Read one value; no count or length in it may exceed `limit`."""
     kind = reader.number(1)
     if kind <= TRUE:
         return (None, False, True)[kind]

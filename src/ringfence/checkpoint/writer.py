@@ -131,10 +131,11 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
         header = self._envelope.encode()
         content = header + streams.seal(self._data_key, self._envelope.associated_data, body)
         output = self._storage.create(self._place, INDEX_NAME, len(content))
-        with contextlib.closing(contextlib.ExitStack()) as stack:
-            stack.callback(output.abort)
+        try:
             output.write_at(memoryview(content), 0)
             output.finish()
+        finally:
+            output.abort()
         self._storage.publish(self._place, self._path)
         self._place = None
         metadata.storage_data = index.anchor  # DCP broadcasts it to all ranks
