@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from typing import Any, Final
@@ -28,8 +27,9 @@ def fetch(quote: bytes, service: str, seconds: float = SECONDS) -> Collateral:
     if not service.startswith(("https://", "http://")):
         raise ConfigurationError(f"{service!a} is not the address of a service, such as {INTEL}")
     load_library()  # raises if it is missing
+    module, name = "ringfence.evidence.collateral", "the process that asks"
     try:
-        found = json.loads(_run_child(quote, service, seconds))
+        found = json.loads(own_process.ask(module, service, given=quote, seconds=seconds, name=name))
         # The library adds the certificate of this one platform; without it the file serves all platforms of the kind.
         return Collateral.parse(json.dumps({key: found[key] for key in KEYS}, sort_keys=True, indent=1).encode())
     except subprocess.TimeoutExpired:
@@ -59,32 +59,12 @@ def check_refresh(found: Collateral, content: bytes, name: str) -> None:
         )
 
 
-def _run_child(quote: bytes, service: str, seconds: float) -> str:
-    """Run the separate process and return its collateral. Raises ValueError, which says why there is none."""
-    done = subprocess.run(  # noqa: S603 (our own interpreter and module)
-        own_process.command("ringfence.evidence.collateral", service),
-        input=quote,
-        capture_output=True,
-        timeout=seconds,
-        start_new_session=True,  # Ctrl-C reaches the command only, which then ends the process
-    )
-    if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
-        raise ValueError(f"the process that asks ended with code {done.returncode}: {words[-1]}")
-    answer: dict[str, str] = json.loads(done.stdout)
-    if "error" in answer:
-        raise ValueError(answer["error"])
-    return answer["collateral"]
-
-
 def main(service: str) -> None:
     """Read a quote from stdin, and write the collateral to stdout."""
     try:
-        answer = {"collateral": asyncio.run(_ask(sys.stdin.buffer.read(), service)).to_json()}
+        own_process.answer(asyncio.run(_ask(sys.stdin.buffer.read(), service)).to_json())
     except ValueError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer), flush=True)
-    os._exit(0)  # without waiting for the library's threads
+        own_process.answer(error=str(error))
 
 
 async def _ask(quote: bytes, service: str) -> Any:

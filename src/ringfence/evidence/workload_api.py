@@ -8,8 +8,6 @@ of five fields, which is parsed here: the package `spiffe` would add six package
 from __future__ import annotations
 
 import base64
-import json
-import os
 import ssl
 import subprocess
 import sys
@@ -133,39 +131,23 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 def _run_child(path: str, seconds: float) -> bytes:
     """Run the separate process and return the first response. Raises ConfigurationError."""
-    command = own_process.command("ringfence.evidence.workload_api", path, str(seconds))
+    module, name = "ringfence.evidence.workload_api", "the process that asks the Workload API"
     try:
-        done = subprocess.run(  # noqa: S603 (our own interpreter and module)
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds + 5,
-            check=False,
-            start_new_session=True,
-        )
+        return base64.b64decode(own_process.ask(module, path, str(seconds), seconds=seconds + 5, name=name))
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
             f"the Workload API at {path} did not answer within {seconds:.0f} s; {_ADVICE['DEADLINE_EXCEEDED']}"
         ) from None
-    if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
-        raise ConfigurationError(
-            f"the process that asks the Workload API ended with code {done.returncode}: {words[-1]}"
-        )
-    answer: dict[str, str] = json.loads(done.stdout)
-    if "error" in answer:
-        raise ConfigurationError(answer["error"])
-    return base64.b64decode(answer["response"])
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def main(path: str, seconds: float) -> None:
     """Ask the Workload API and write its first response to stdout."""
     try:
-        answer = {"response": base64.b64encode(_ask(path, seconds)).decode("ascii")}
+        own_process.answer(base64.b64encode(_ask(path, seconds)).decode("ascii"))
     except ConfigurationError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer), flush=True)
-    os._exit(0)  # without waiting for gRPC's threads
+        own_process.answer(error=str(error))
 
 
 def _ask(path: str, seconds: float) -> bytes:
