@@ -28,6 +28,7 @@ VERSION: Final = 1
 RELEASE_BYTES: Final = 64  # of the text that names a release
 SUITE_AES_256_GCM: Final = 1
 SUITE_NAMES: Final = {SUITE_AES_256_GCM: "AES-256-GCM"}
+SUITES: Final = tuple(SUITE_NAMES)
 
 # -- limits ---------------------------------------------------------------------------------------------------------
 

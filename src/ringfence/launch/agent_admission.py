@@ -30,7 +30,6 @@ _POLICY_SECONDS: Final = 1.0  # between two readings: unauthenticated peers must
 _CERTIFICATE_SECONDS: Final = 10.0  # as well, and a Workload API takes a moment
 # In the place of a worker's generation: agents outlive generations.
 _GENERATION = "agents"
-_SUITES = (keys.SUITE_AES_256_GCM,)
 
 
 class CurrentPolicy:
@@ -135,7 +134,7 @@ class AgentAdmission:
             host=endpoint[0],
             port=endpoint[1],
         )
-        hello = Hello(entry=entry, policy_digest=policy.digest, suites=_SUITES, kinds=policy.kinds)
+        hello = Hello(entry=entry, policy_digest=policy.digest, suites=keys.SUITES, kinds=policy.kinds)
         current = CurrentPolicy(own, policy) if own.reads_lists else None
         return cls(hello, credentials, policy, CurrentProver(own, prover), current)
 

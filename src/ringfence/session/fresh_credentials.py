@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -41,16 +41,13 @@ class FreshCredentials:
         """
         settings = replace(Settings.from_environment(self._environ), run_id=self._run_id)
         try:
-            own = JoinCredentials(settings)
-            try:
+            with closing(JoinCredentials(settings)) as own:
                 policy, prover = own.query()
                 if policy.digest != self._policy_digest:
                     raise PolicyChangedError(
                         "its policy was changed while the session went on: start the run again, with one policy on all machines"
                     )
                 yield policy, prover
-            finally:
-                own.close()
         finally:
             settings.forget()
 

@@ -14,7 +14,7 @@ from typing import Final
 from ringfence.admission.roster import Worker
 from ringfence.config.settings import Settings
 from ringfence.errors import ConfigurationError
-from ringfence.runtime.counters import Counters, PeerCounters
+from ringfence.runtime.counters import Counters
 from ringfence.runtime.engine import Engine
 
 EVERY_SECONDS: Final = 15.0  # Prometheus' default scrape interval
@@ -61,7 +61,11 @@ def openmetrics(counters: Counters, run_id: str, workers: Sequence[Worker]) -> s
             for peer in counters.peers
         ]
     lines += _family("stage_seconds", "counter", "Time in a stage of the data plane, if RINGFENCE_STAGE_TIMES is set.")
-    lines += _stages(counters.peers, mine)
+    lines += [
+        _sample("stage_seconds_total", {**mine, "worker": str(peer.worker), "stage": stage}, seconds)
+        for peer in counters.peers
+        for stage, seconds in peer.stage_seconds.items()
+    ]
     lines += _family("staging_seconds", "counter", "Time of calls on device tensors, if RINGFENCE_STAGE_TIMES is set.")
     lines += [
         _sample("staging_seconds_total", {**mine, "stage": stage}, seconds)
@@ -80,12 +84,6 @@ def _family(name: str, kind: str, text: str) -> Iterator[str]:
     if unit in _UNITS:
         yield f"# UNIT ringfence_{name} {unit}"
     yield f"# HELP ringfence_{name} {text}"
-
-
-def _stages(peers: Sequence[PeerCounters], mine: Mapping[str, str]) -> Iterator[str]:
-    for peer in peers:
-        for stage, seconds in peer.stage_seconds.items():
-            yield _sample("stage_seconds_total", {**mine, "worker": str(peer.worker), "stage": stage}, seconds)
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> str:

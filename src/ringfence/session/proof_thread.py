@@ -56,8 +56,6 @@ class ProofThread:
         self._added = 0
         self._closed = False
         self._alarm: Alarm | None = None
-        self.cpu_seconds = 0.0  # that this thread has used
-        self.is_working = False
         self.proofs = self.verifications = 0  # made, and done
         engine.reverification = self.reverification = Reverification(
             engine.rank, interval, engine.edges, renewals.due, self, engine.fail
@@ -124,9 +122,7 @@ class ProofThread:
 
     def _run(self) -> None:
         while (job := self._next(wait=True)) is not None:
-            self.is_working = True
             self._do_all(job)
-            self.cpu_seconds, self.is_working = time.thread_time(), False
 
     def _next(self, *, wait: bool) -> _Job | None:
         """Return the next job that is due. None: there is none, or after `close`."""

@@ -186,7 +186,8 @@ class Recorder:
             if time.monotonic() >= peers_due:
                 peers_due += keys.RECORD_PEERS_SECONDS
                 peers = self._append_traffic(file, peers)
-            self._write(file)
+            self._append_entries(file)
+            self._sign(file)
             self._closing.wait(_BATCH_SECONDS)  # so that a signature covers many entries
         self._collected.wait(_COLLECT_SECONDS)
         if not self._open:  # something could not be written
@@ -198,10 +199,6 @@ class Recorder:
         self._append_traffic(file, peers)
         how = "left" if failure is None else "failed"
         file.append(log.END, {"how": how, "text": "" if failure is None else failure["text"]})
-        self._sign(file)
-
-    def _write(self, file: LogFile) -> None:
-        self._append_entries(file)
         self._sign(file)
 
     def _append_entries(self, file: LogFile) -> None:

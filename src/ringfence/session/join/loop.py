@@ -21,7 +21,7 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Role
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Refusal
-from ringfence.admission.messages import Failure, Hello
+from ringfence.admission.messages import TREE, Failure, Hello, tree_frame_limit
 from ringfence.admission.peer_verification import PeerVerifier, Presentation, all_sign
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.roster import Roster
@@ -45,7 +45,6 @@ from ringfence.transport.unix import LocalNetwork
 
 _log = logging.getLogger(__name__)
 
-_SUITES: Final = (keys.SUITE_AES_256_GCM,)
 _REPORT_SECONDS: Final = 1.0
 # In CHECK the roster that neighbours refer to is not verified yet. After GO, which AGREE precedes, what follows on a connection
 # belongs to the control plane.
@@ -85,9 +84,8 @@ def join(
         ConfigurationError: This machine cannot listen, or has no credential for its own policy.
     """
     deadline = Deadline(timeout, time.monotonic() + timeout)
-    join_credentials = JoinCredentials(settings)
-    try:
-        admission = admission or _admission(join_credentials, rank, timeout)
+    with contextlib.closing(JoinCredentials(settings)) as own:
+        admission = admission or _admission(own, rank, timeout)
         hybrid = admission[0].key_agreement == keys.KEY_AGREEMENTS[0]
         credentials = Credentials(hybrid=hybrid, record_key=record_key)
         private_key = X25519PrivateKey.generate()
@@ -113,8 +111,6 @@ def join(
         )
         del credentials, private_key  # the loop holds the only references, and drops them at its end
         return join_loop.run()
-    finally:
-        join_credentials.close()
 
 
 def _admission(credentials: JoinCredentials, rank: int, timeout: float) -> tuple[Policy, Prover]:
@@ -157,11 +153,11 @@ class JoinLoop:
         self._credentials = credentials
         self._deadline = deadline
         self._policy, prover = admission
-        terms = Terms(keys.Secret(os.urandom(keys.SECRET_BYTES)), table, _SUITES)
+        terms = Terms(keys.Secret(os.urandom(keys.SECRET_BYTES)), table, keys.SUITES)
         self._tree = Tree(entry, self._policy, prover, terms)
         self._children = frozenset(children_of(entry.rank, entry.world_size))
         self._connections = Connections()
-        hello = Hello(entry=entry, policy_digest=self._policy.digest, suites=_SUITES, kinds=self._policy.kinds)
+        hello = Hello(entry=entry, policy_digest=self._policy.digest, suites=keys.SUITES, kinds=self._policy.kinds)
         self._handshakes = Handshakes(hello, credentials, self._policy, prover, self._connections, events=self)
         book, parent = AddressBook(store, entry), parent_of(entry.rank)
         search = None if parent is None else ParentSearch(book, parent, now)
@@ -313,7 +309,7 @@ class JoinLoop:
             self._tree.attach_child(entry, handshake.child_proof_digest, handshake.child_kind)
         if handshake.role is Role.CHILD or (self._entry.rank == 0 and self._presentation is None):
             self._presentation = Presentation.of(handshake.presented, peer.presented_at)
-        peer.become_neighbour(entry.rank, entry.world_size, self._settings.outage)
+        peer.admit(entry.rank, TREE, tree_frame_limit(entry.world_size), self._settings.outage)
         self._connections.pending.remove(peer)
         self._connections.neighbours[entry.rank] = peer
         with self._lost_on_error(peer):

@@ -11,7 +11,7 @@ from typing import Final
 from ringfence import keys
 from ringfence.admission.binding import TlsValues
 from ringfence.admission.handshake import Handshake, State
-from ringfence.admission.messages import HANDSHAKE, TREE, Message, MessageSplitter, encode, tree_frame_limit
+from ringfence.admission.messages import HANDSHAKE, Message, MessageSplitter, encode
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.runtime.control import ControlEdge
 from ringfence.transport.outage import tolerate
@@ -109,10 +109,6 @@ class Peer:
             raise ProtocolError(f"sent {keys.ADMISSION_BYTES} bytes before it was admitted")
         if self.cpu_seconds >= keys.ADMISSION_CPU_SECONDS:
             raise ProtocolError(f"used {keys.ADMISSION_CPU_SECONDS} s of CPU time before it was admitted")
-
-    def become_neighbour(self, rank: int, world_size: int, outage: float) -> None:
-        """Turn into a neighbour of the admission tree: both sides have admitted each other."""
-        self.admit(rank, TREE, tree_frame_limit(world_size), outage)
 
     def admit(self, rank: int, types: Mapping[int, type[Message]], limit: int, outage: float) -> None:
         """Lift the limits of an unauthenticated peer, and allow other messages, of at most `limit` bytes.
