@@ -92,7 +92,7 @@ def _complete_without_value(self: RingfenceWork, base: Any, devices: Sequence[to
 
 
 def _complete_on_any_stream(self: RingfenceWork, base: Any, devices: Sequence[torch.device]) -> None:
-    base.set_result(self._outputs)
+    base.set_result(self.outputs)
 
 
 FAULTS: dict[str, tuple[Any, str, Any, tuple[str, ...]]] = {  # where it is left out, and what must notice

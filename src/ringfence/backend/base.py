@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -53,7 +54,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._coalescing: list[RingfenceWork] | None = None
         self._call_queues: dict[torch.device, CallQueue] = {}
         self._in_order = threading.RLock()
-        self._added = _Lazy(lambda: engine.add_communicator(self._wire_name, ranks))
+        # The driving thread adds the group when the first operation reaches it.
+        self._communicator = functools.cache(lambda: engine.add_communicator(self._wire_name, ranks))
         self._group_rank = ranks.index(engine.rank)
         self._group_size = len(ranks)
         self._machines = within(engine.context.machines, ranks)
@@ -148,15 +150,10 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         if last:
             leave()
         elif not self._session.over:  # also if it was never used: later connections to it are refused
-            self._loop.call_soon_threadsafe(lambda: end(self._added.get()))
+            self._loop.call_soon_threadsafe(lambda: end(self._communicator()))
             self._loop.wake()
 
     # -- submitting --------------------------------------------------------------------------------------------------
-
-    @property
-    def _communicator(self) -> Any:
-        """The runtime's group; added when the first operation reaches it."""
-        return self._added
 
     def _seconds(self, options: Any) -> float:
         """The timeout of a call in seconds."""
@@ -206,10 +203,10 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         communicator = self._communicator
         staged = None if stage.device is None else self._stage_collective(request, stage, parts, schedule, passes)
         if staged is None:
-            self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
+            self._loop.call_soon_threadsafe(lambda: engine.submit(communicator(), request))
         else:
             with self._in_order:  # the calls of several threads have one order in both queues
-                self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
+                self._loop.call_soon_threadsafe(lambda: engine.submit(communicator(), request))
                 staged.submit(self._call_queues.setdefault(staged.device, CallQueue()))
         return self._work([request], outputs, wake=staged is None and getattr(options, "asyncOp", True))
 
@@ -227,7 +224,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         slices = {buffer: stage.slices_of(outlines) for buffer, outlines in parts.items()}
         engine, communicator = self._session.engine, self._communicator
         kind = Collective(request.call.operation)
-        reports = self._reports(request, lambda: engine.call_soon(communicator.get().resume))
+        reports = self._reports(request, lambda: engine.call_soon(communicator().resume))
         staged = StagedCollective(thread, stage.device_tensors, reports, ready, kind, schedule, passes, slices)
         request.stage(staged)
         return staged
@@ -288,21 +285,6 @@ def _longest(kind: Collective, size: int, parts: dict[Buffer, list[torch.Tensor]
         divided = size if buffer is whole and len(tensors) == 1 else 1
         lengths.extend(bytes_of(tensor) // divided for tensor in tensors)
     return max(lengths)
-
-
-class _Lazy:
-    """A group that the driving thread adds when the first operation reaches it."""
-
-    __slots__ = ("_communicator", "_make")
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._communicator: Any = None
-
-    def get(self) -> Any:
-        if self._communicator is None:
-            self._communicator = self._make()
-        return self._communicator
 
 
 def one(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -65,7 +65,7 @@ class TransferMethods(GroupBase):
     ) -> RingfenceWork:
         """Have the engine's `send` or `receive` start a transfer with a peer; None: with any."""
         communicator = self._communicator
-        self._loop.call_soon_threadsafe(lambda: start(communicator.get(), transfer, peer))
+        self._loop.call_soon_threadsafe(lambda: start(communicator(), transfer, peer))
         return self._work([transfer], [tensor], wake=True)
 
     def _bound_transfer(self, stage: CallMemory, memory: torch.Tensor, tag: int, tensor: torch.Tensor) -> Transfer:

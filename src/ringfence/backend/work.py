@@ -78,8 +78,8 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
     def __init__(self, loop: ProgressLoop, requests: Sequence[Request], outputs: list[Any]) -> None:
         super().__init__()
         self._loop = loop
-        self._requests = requests
-        self._outputs = outputs
+        self.requests = requests
+        self.outputs = outputs
         self._future: Any = None
         self._device_error: Exception | None = None  # of the completion of the future
 
@@ -88,12 +88,12 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
         limit = time.monotonic() + seconds if seconds > 0 else float("inf")
         if limit == float("inf"):
             self._begin_to_wait()
-        for request in self._requests:
+        for request in self.requests:
             if not self._loop.wait(request, limit - time.monotonic()):
                 raise CollectiveTimeoutError(f"{request.describe()} is not finished after {seconds} s")
             if request.error is not None:
                 raise fresh(request.error)
-        for request in self._requests:
+        for request in self.requests:
             if request.staging is not None:
                 request.staging.order_current_stream()
         return True
@@ -102,7 +102,7 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
         """Start the timeouts of sends and recvs that have not started. Returns whether there were any."""
         engine = self._loop.engine
         begun = False
-        for request in self._requests:
+        for request in self.requests:
             if request.wait_timeout < float("inf") and not request.done:
                 timeout, request.wait_timeout = request.wait_timeout, float("inf")
                 self._loop.call_soon_threadsafe(
@@ -122,17 +122,17 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
 
     def _settle(self) -> None:
         """Wait for the requests: in a callback, a future that completes later would wait for this thread."""
-        for request in self._requests:
+        for request in self.requests:
             self._loop.wait(request)
 
     def _make_future(self) -> Any:
-        devices = sorted({request.staging.device for request in self._requests if request.staging}, key=str)
+        devices = sorted({request.staging.device for request in self.requests if request.staging}, key=str)
         base: Any = Future(devices=devices) if devices else Future()
         ended = itertools.count(1)  # atomic; a lock could be held by the code that a signal handler interrupted
-        settled = all(request.done for request in self._requests)
+        settled = all(request.done for request in self.requests)
 
         def one_ended() -> None:
-            last = next(ended) == len(self._requests)
+            last = next(ended) == len(self.requests)
             if last and settled:
                 self._complete(base, devices)
             elif last:
@@ -140,12 +140,12 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
 
         def outcome(_: Any) -> list[Any]:
             self._raise()
-            return self._outputs or [torch.empty(0, device="cpu")]  # DDP crashes on an empty list
+            return self.outputs or [torch.empty(0, device="cpu")]  # DDP crashes on an empty list
 
         result = base.then(outcome)
-        if not self._requests:
+        if not self.requests:
             base.set_result(None)
-        for request in self._requests:
+        for request in self.requests:
             request.when_done(one_ended)
         return result
 
@@ -156,10 +156,10 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
             with contextlib.ExitStack() as streams:
                 for device in devices:
                     streams.enter_context(thread_of(device).completion)
-                for request in self._requests:
+                for request in self.requests:
                     if request.staging is not None:
                         request.staging.order_current_stream()
-                base.set_result(self._outputs if devices else None)
+                base.set_result(self.outputs if devices else None)
         except Exception as error:  # of the device: a future that never completes would hang its waiters
             if base.done():
                 raise
@@ -167,40 +167,32 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
             base.set_result(None)
 
     def _raise(self) -> None:
-        for request in self._requests:
+        for request in self.requests:
             if request.error is not None:
                 raise fresh(request.error)
         if self._device_error is not None:
             raise RingfenceError(f"the device failed after a collective: {self._device_error}") from self._device_error
 
     def is_completed(self) -> bool:
-        return all(request.done and _is_on_device(request) for request in self._requests)
+        return all(request.done and _is_on_device(request) for request in self.requests)
 
     def is_success(self) -> bool:
-        return all(request.done and request.error is None for request in self._requests)
+        return all(request.done and request.error is None for request in self.requests)
 
     def exception(self) -> Any:
-        return next((request.error for request in self._requests if request.error is not None), None)
+        return next((request.error for request in self.requests if request.error is not None), None)
 
     def result(self) -> list[Any]:
         self.wait()
-        return self._outputs
+        return self.outputs
 
     def synchronize(self) -> None:
         self.wait()
 
     def source_rank(self) -> int:
-        return self._requests[0].source
+        return self.requests[0].source
 
     _source_rank = source_rank
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        return self._requests
-
-    @property
-    def outputs(self) -> list[Any]:
-        return self._outputs
 
 
 def _is_on_device(request: Request) -> bool:

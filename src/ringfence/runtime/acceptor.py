@@ -8,35 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, ProtocolError, RingfenceError
 from ringfence.keys import LINK_PENDING, LINK_PENDING_PER_ADDRESS
-from ringfence.link.hello import LinkHello
+from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.events import LinkContext, PeerLink
 from ringfence.runtime.links import Arrival, Link
 from ringfence.runtime.peer_verification import LinkVerifier, PairScope, VerificationLink
 from ringfence.runtime.pending import PendingConnection
-
-
-class Destination(Protocol):
-    """A communicator as a dialler reaches it."""
-
-    @property
-    def digest(self) -> bytes: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-    def reached_by(self, hello: LinkHello, /) -> Link: ...
-
-
-class Destinations(Protocol):
-    """The communicators of a worker, by the digest that a hello names."""
-
-    def find(self, digest: bytes, /) -> Destination | None: ...
-    def is_destroyed(self, digest: bytes, /) -> bool: ...
+from ringfence.runtime.registry import Communicators
 
 
 class _RefusedLink(Link):
@@ -50,14 +31,14 @@ class Acceptor:
     """Accepts connections until a link takes them over, and runs the peer verifications that this worker starts."""
 
     def __init__(
-        self, context: LinkContext, destinations: Destinations, peer_verifier: LinkVerifier | None = None
+        self, context: LinkContext, communicators: Communicators, peer_verifier: LinkVerifier | None = None
     ) -> None:
         self.peer_verifier = peer_verifier
         self.pending: set[PendingConnection] = set()
         self.verification_links: dict[int, VerificationLink] = {}  # in progress, by worker
         self.verified: set[int] = set()  # workers that this worker has presented its proof to
         self._context = context
-        self._destinations = destinations
+        self._communicators = communicators
         self._parked: dict[bytes, list[Arrival]] = {}
         self._channels: Sequence[Callable[[Arrival], None]] = ()
 
@@ -115,10 +96,10 @@ class Acceptor:
 
     def _deliver(self, arrival: Arrival) -> None:
         hello = arrival.hello
-        destination = self._destinations.find(hello.group)
-        if destination is not None:
-            self._hand_over(destination, arrival)
-        elif self._destinations.is_destroyed(hello.group):
+        communicator = self._communicators.active.get(hello.group)
+        if communicator is not None:
+            self._hand_over(communicator, arrival)
+        elif self._communicators.is_destroyed(hello.group):
             self._refuse(arrival)
         else:
             self._parked.setdefault(hello.group, []).append(arrival)
@@ -129,26 +110,26 @@ class Acceptor:
         if worker is not None:
             self._context.events.call_soon(partial(self._context.events.check_departed, worker))
 
-    def open(self, destination: Destination) -> None:
+    def open(self, communicator: Communicator) -> None:
         """Hand over the connections of members that dialled a group before this worker created it."""
-        while self._parked.get(destination.digest):  # a failure closes the others
-            arrival = self._parked[destination.digest].pop(0)
+        while self._parked.get(communicator.digest):  # a failure closes the others
+            arrival = self._parked[communicator.digest].pop(0)
             try:
-                self._hand_over(destination, arrival)
+                self._hand_over(communicator, arrival)
             except AuthenticationError:
                 continue  # closes only this connection
             except RingfenceError as error:
                 self._context.events.fail(error, arrival.hello.sender)
-        self._parked.pop(destination.digest, None)
+        self._parked.pop(communicator.digest, None)
 
-    def _hand_over(self, destination: Destination, arrival: Arrival) -> None:
+    def _hand_over(self, communicator: Communicator, arrival: Arrival) -> None:
         hello, stream = arrival.hello, arrival.stream
         try:
-            if hello.sender not in destination.ranks:
+            if hello.sender not in communicator.ranks:
                 raise AuthenticationError(
-                    f"worker {hello.sender} dialled group {destination.name!r}, of which it is not a member"
+                    f"worker {hello.sender} dialled group {communicator.name!r}, of which it is not a member"
                 )
-            link = destination.reached_by(hello)
+            link = communicator.reached_by(hello)
             if link.stream is not None:
                 raise ProtocolError(f"worker {hello.sender} dialled the same link twice")
             self._context.network.watch(stream, link)

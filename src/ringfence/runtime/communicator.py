@@ -24,7 +24,7 @@ from ringfence.link.hello import Lane, LinkHello
 from ringfence.link.seal import OriginKeys, instance_identifier, wipe
 from ringfence.machines import within
 from ringfence.runtime.events import LinkContext
-from ringfence.runtime.links import Inbox, Link, Outbox, header_call
+from ringfence.runtime.links import Inbox, Link, Outbox
 from ringfence.runtime.tag_matching import TagMatcher
 
 
@@ -261,7 +261,7 @@ class Communicator:
 
     def describe_mismatch(self, execution: PassFrames, peer: int, header: Header) -> str:
         """Return the message for a frame that belongs to another collective than the expected one."""
-        call, mine = header_call(header), execution.operation.describe()
+        call, mine = Call.unpack(header.call), execution.operation.describe()
         theirs = describe_call(call, header.sequence)
         where = f" ({header.length} bytes, step {header.step}, segment {header.segment})" if theirs == mine else ""
         return (

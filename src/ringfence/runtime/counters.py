@@ -67,8 +67,7 @@ def add_links(totals: Totals, links: Iterable[Any]) -> Totals:
         if link.is_local:  # what passed through its socket is on no wire
             values[: len(_WIRE)] = [0] * len(_WIRE)
             values[len(_LINK) : len(_COUNTED)] = link.payload_sent, link.payload_received
-        known = totals.get(link.worker)
-        totals[link.worker] = values if known is None else [a + b for a, b in zip(known, values, strict=True)]
+        add_totals(totals, {link.worker: values})
     return totals
 
 

@@ -17,6 +17,7 @@ A link that its socket blocks waits in `Engine.blocked` until epoll reports it. 
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -69,10 +70,6 @@ class _Task:
         self.work = work
         self.queued = True
         self.worker = -1
-
-
-def _call(work: Callable[[], None]) -> None:
-    work()
 
 
 class FurtherChannel(Protocol):
@@ -140,7 +137,7 @@ class Engine:
         self.channels: Sequence[FurtherChannel] = ()  # above this one
         # How other threads have work done by the driving thread; `settle` waits for it. The progress loop replaces them.
         self.post: Callable[[Callable[[], None]], None] = self.call_soon
-        self.settle: Callable[[Callable[[], None]], None] = _call
+        self.settle: Callable[[Callable[[], None]], None] = operator.call
         self.failure: RingfenceError | None = None
         self.blamed: int | None = None  # by a failure: a worker, or -1; None after a regular end
         self.reverification: Reverification | None = None  # set if the policy has workers verified again

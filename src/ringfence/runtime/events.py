@@ -142,8 +142,8 @@ class Queues:
 class SharedBudget:
     """Limits the memory that a worker shares over all of its groups."""
 
-    def __init__(self, limit: int = SHARED_LIMIT_BYTES) -> None:
-        self._left = limit
+    def __init__(self) -> None:
+        self._left = SHARED_LIMIT_BYTES
 
     def take(self, size: int) -> bool:
         """Return whether this many bytes may be shared, and count them."""

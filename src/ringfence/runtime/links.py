@@ -22,7 +22,6 @@ from ringfence.link.frames import (
     HOP_OVERHEAD,
     NO_ORIGIN,
     Call,
-    Header,
     Type,
     frame_bytes,
     pack_header,
@@ -134,7 +133,12 @@ class Link(choice.Endpoint):
         if self.ended:  # the peer answered and then closed: this worker was too slow, perhaps stopped
             self._redial()
             return False
-        self._confirm(bytes(self._reply))
+        confirmation, secrets = self.context.keys.confirm(self._hello, bytes(self._reply))
+        if self.is_local:
+            self._confirm_locally(confirmation)
+        else:
+            self.put(memoryview(confirmation))
+        self._install_keys(secrets, dialler=True)
         return True
 
     def _on_unreachable(self, error: OSError | PeerLostError) -> None:
@@ -164,14 +168,6 @@ class Link(choice.Endpoint):
         self.close()
         self.readable = self.writable = self.ended = False
 
-    def _confirm(self, reply: bytes) -> None:
-        confirm, secrets = self.context.keys.confirm(self._hello, reply)
-        if self.is_local:
-            self._confirm_locally(confirm)
-        else:
-            self.put(memoryview(confirm))
-        self._install_keys(secrets, dialler=True)
-
     def _confirm_locally(self, confirmation: bytes) -> None:
         """Confirm, and pass the memory on that this worker shares. An empty socket takes all of it."""
         memory = self._share_memory()
@@ -199,16 +195,15 @@ class Link(choice.Endpoint):
         self.wake()
 
     def _install_keys(self, secrets: LinkSecrets, dialler: bool) -> None:
+        link_keys = self.context.keys
         if self.is_local:  # the kernel alone passes its frames on
-            self.sealer, self.opener = LocalSealer(self.context.keys.alive), LocalOpener()
-            self.open = True
-            return
-        out, into = (secrets.forth, secrets.back) if dialler else (secrets.back, secrets.forth)
-        self.sealer = self.context.keys.sealer(out)
-        self.opener = self.context.keys.opener(into)
-        if (chains := self.context.keys.chains) is not None:
-            added = chains.add(self.worker, secrets.connection, self.context.channel)
-            self.sealer.chain, self.opener.chain = added
+            self.sealer, self.opener = LocalSealer(link_keys.alive), LocalOpener()
+        else:
+            out, into = (secrets.forth, secrets.back) if dialler else (secrets.back, secrets.forth)
+            self.sealer, self.opener = link_keys.sealer(out), link_keys.opener(into)
+            if link_keys.chains is not None:
+                added = link_keys.chains.add(self.worker, secrets.connection, self.context.channel)
+                self.sealer.chain, self.opener.chain = added
         self.open = True
 
     def _forged(self) -> AuthenticationError:
@@ -249,6 +244,11 @@ class Link(choice.Endpoint):
         """Return what a BYE on this link means. The BYE of the whole run may still be on its way on a control edge."""
         left = f"worker {self.worker} left the run"
         return left if self.worker in self.context.departed else f"{left} or destroyed group {self.scope.name!r}"
+
+    def stream_ended(self) -> None:
+        """The peer has closed the stream without a BYE."""
+        self.context.events.suspect(self, f"worker {self.worker} closed its connection without a goodbye")
+        self.close()
 
     def linger(self) -> None:
         """Write the rest, then send BYE and close."""
@@ -323,9 +323,10 @@ class Outbox(CollectiveLink):
         while kind in (Type.NOP, Type.RETURN):
             kind = self._next_frame_type()
         self.bye_received = kind == Type.BYE
-        if not self.bye_received:
-            self.context.events.suspect(self, f"worker {self.worker} closed its connection without a goodbye")
-        self.close()
+        if self.bye_received:
+            self.close()
+        else:
+            self.stream_ended()
 
     def _next_frame_type(self) -> int:
         """Return the type of the next frame, or 0 at the end of the stream."""
@@ -400,13 +401,3 @@ class Inbox(CollectiveLink):
             needed_by = self.communicator.describe_execution(execution)
             raise PeerLostError(f"{self.departure_text()} while {needed_by} still needed it")
         raise MismatchError(self.communicator.describe_mismatch(execution, self.peer, header))
-
-    def stream_ended(self) -> None:
-        assert self.stream is not None
-        self.context.events.suspect(self, f"worker {self.worker} closed its connection without a goodbye")
-        self.close()
-
-
-def header_call(header: Header) -> Call:
-    """Return the call that an authenticated header names."""
-    return Call.unpack(header.call)

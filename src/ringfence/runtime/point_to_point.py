@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ringfence.dataplane.buffers import lease_of
 from ringfence.dataplane.link_memory import ReceiveSlots, SendSlots
@@ -35,7 +35,7 @@ from ringfence.link.frames import (
 from ringfence.link.hello import Lane
 from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime.events import CollectiveScope, Events, LinkContext
-from ringfence.runtime.links import CollectiveLink, header_call
+from ringfence.runtime.links import CollectiveLink
 
 _NO_CALL = Call(0).pack()
 _FRAMES_AT_ONCE = 4  # with shared memory, before other links have their turn
@@ -84,21 +84,22 @@ class Transfer(Request):
             self.memory_changed(self._lease)
 
 
-class OfferMatcher(Protocol):
-    """Matches offers with receives that accept any source."""
-
-    def match_any(self, link: PointToPointLink, tag: int, /) -> None: ...
-
-
 class PointToPointLink(CollectiveLink):
     """One point-to-point connection, as its sender or its receiver."""
 
     lane = Lane.POINT_TO_POINT
     served_always = True
 
-    def __init__(self, context: LinkContext, scope: CollectiveScope, peer: int, tag_matcher: OfferMatcher) -> None:
+    def __init__(
+        self,
+        context: LinkContext,
+        scope: CollectiveScope,
+        peer: int,
+        match_any: Callable[[PointToPointLink, int], None],
+    ) -> None:
+        """`match_any`: called with a tag that was offered, for receives that accept any source."""
         super().__init__(context, scope, peer)
-        self._tag_matcher = tag_matcher
+        self._match_any = match_any
         self._controls: deque[tuple[Type, bytes, int]] = deque()  # OFFERs or WANTs to write
         self._payloads: deque[Transfer] = deque()  # requested by the peer, to write
         self.expected: dict[tuple[int, int], Transfer] = {}  # (tag, ordinal) -> requested, to read
@@ -138,7 +139,7 @@ class PointToPointLink(CollectiveLink):
         self.wake()
 
     def _on_want(self, header: Header) -> None:
-        tag = header_call(header).tag
+        tag = Call.unpack(header.call).tag
         if header.sequence != self._wanted.get(tag, 0):
             raise ProtocolError(f"worker {self.worker} asked for payloads of tag {tag} out of order")
         self._wanted[tag] = header.sequence + 1
@@ -165,14 +166,14 @@ class PointToPointLink(CollectiveLink):
         self.wake()
 
     def _on_offer(self, header: Header) -> None:
-        tag = header_call(header).tag
+        tag = Call.unpack(header.call).tag
         if header.sequence < self.offers.get(tag, 0):
             raise ProtocolError(f"worker {self.worker} offered a payload of tag {tag} twice")
         self.offers[tag] = header.sequence + 1
-        self._tag_matcher.match_any(self, tag)
+        self._match_any(self, tag)
 
     def _on_payload(self, header: Header, frame: memoryview) -> None:
-        theirs = header_call(header)
+        theirs = Call.unpack(header.call)
         transfer = self.expected.get((theirs.tag, header.sequence))
         if transfer is None:
             self._authenticate(frame)
@@ -306,7 +307,7 @@ class PointToPointLink(CollectiveLink):
             self.readable = False
             return False
         if not got:
-            self._ended()
+            self.stream_ended()
             return False
         self._have += got
         self.wire_received += got
@@ -360,10 +361,6 @@ class PointToPointLink(CollectiveLink):
         unfinished = [*self.expected.values(), *self._payloads, *(t for q in self._offered.values() for t in q)]
         if unfinished:
             raise PeerLostError(f"{self.departure_text()}, and {unfinished[0].describe()} waits for it")
-        self.close()
-
-    def _ended(self) -> None:
-        self.context.events.suspect(self, f"worker {self.worker} closed its connection without a goodbye")
         self.close()
 
     # -- shared memory -----------------------------------------------------------------------------------------------

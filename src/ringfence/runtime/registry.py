@@ -21,10 +21,6 @@ class Communicators:
         """Add a new communicator."""
         self.active[communicator.digest] = communicator
 
-    def find(self, digest: bytes) -> Communicator | None:
-        """Return the active communicator with this digest."""
-        return self.active.get(digest)
-
     def is_destroyed(self, digest: bytes) -> bool:
         """Return whether a communicator with this digest was removed."""
         return digest in self._destroyed

@@ -23,7 +23,7 @@ class TagMatcher:
         """Submit a send to a peer."""
         link = self._senders.get(peer)
         if link is None:
-            link = self._senders[peer] = PointToPointLink(self._context, self._scope, peer, self)
+            link = self._senders[peer] = PointToPointLink(self._context, self._scope, peer, self.match_any)
             link.dial()
         link.post_send(transfer)
 
@@ -54,7 +54,7 @@ class TagMatcher:
         """Return the link on which payloads of a peer arrive."""
         link = self._receivers.get(peer)
         if link is None:
-            link = self._receivers[peer] = PointToPointLink(self._context, self._scope, peer, self)
+            link = self._receivers[peer] = PointToPointLink(self._context, self._scope, peer, self.match_any)
         return link
 
     def match_any(self, link: PointToPointLink, tag: int) -> None:
