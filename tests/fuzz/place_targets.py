@@ -11,7 +11,7 @@ from OpenSSL import crypto
 from ringfence import keys
 from ringfence.admission.entry import HOST_BYTES, format_address
 from ringfence.collectives import Collective, Thresholds, choose
-from ringfence.config.settings import parse_address
+from ringfence.config.interfaces import parse_address
 from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError
 from ringfence.link import evidence_frame, frames
 from ringfence.link.seal import Opener, Sealer

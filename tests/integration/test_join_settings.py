@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ringfence.admission.entry import format_address
+from ringfence.config.interfaces import parse_address
 from ringfence.config.private_files import load_secret, new_secret_file
-from ringfence.config.settings import Settings, inherited, parse_address
+from ringfence.config.settings import Settings, inherited
 from ringfence.errors import ConfigurationError
 from ringfence.session import session
 from ringfence.session.join.provers import policy_of

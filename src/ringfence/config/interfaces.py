@@ -1,14 +1,27 @@
-"""Addresses of this machine: of a named network interface, or of the one that reaches another machine; how fast it is."""
+"""Addresses: as settings write them, of a network interface by its name, of the one that reaches another machine; its speed."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from pathlib import Path
 
+from ringfence.admission.encoding import is_printable
+from ringfence.admission.entry import HOST_BYTES
 from ringfence.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
+
+
+def parse_address(value: str, source: str) -> tuple[str, int]:
+    """Parse "host:port" or "[v6]:port". Raises ConfigurationError, which names `source`."""
+    host, _, port = value.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    well_formed = host and len(host) <= HOST_BYTES and is_printable(host) and not any(each in host for each in " []")
+    if not well_formed or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= 0xFFFF:
+        raise ConfigurationError(f"{source}={value[:64]!r}: write host:port")
+    return host, int(port)
 
 
 def address_of_interface(wanted: str) -> str:

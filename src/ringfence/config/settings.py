@@ -11,7 +11,7 @@ import ipaddress
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,12 @@ from typing import Final
 
 from ringfence import keys
 from ringfence.admission.encoding import is_printable
-from ringfence.admission.entry import GENERATION_BYTES, HOST_BYTES, RUN_ID_BYTES
+from ringfence.admission.entry import GENERATION_BYTES, RUN_ID_BYTES
 from ringfence.admission.policy_file.policy_file import PolicyFile
 from ringfence.admission.policy_file.toml_table import POLICY_BYTES
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.certificate import Credential, read_credential
-from ringfence.config.interfaces import LOOPBACK, address_of_interface, address_towards
+from ringfence.config.interfaces import LOOPBACK, address_of_interface, address_towards, parse_address
 from ringfence.config.private_files import (
     HOW_TO_MAKE_SECRET,
     PEM_BYTES,
@@ -119,17 +119,19 @@ class Settings:
     def without_credentials(cls, environ: Mapping[str, str], store_host: str | None = None) -> Settings:
         """Read the settings that need no credentials: which run this is, and where it listens."""
         _refuse_unknown(environ)
+        advertise, stages = environ.get("RINGFENCE_ADVERTISE"), environ.get("RINGFENCE_STAGE_TIMES") or "0"
+        same_host = environ.get("RINGFENCE_SAME_HOST", keys.SAME_HOST[0])
         return cls(
             run_id=_name(environ, "RINGFENCE_RUN_ID", "TORCHELASTIC_RUN_ID", "none", RUN_ID_BYTES),
             generation=_generation(environ),
             host=_host(environ, store_host),
             ports=_ports(environ.get("RINGFENCE_PORTS", "")),
-            advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
+            advertise=parse_address(advertise, "RINGFENCE_ADVERTISE") if advertise else None,
             join_timeout=_seconds(environ, "RINGFENCE_JOIN_TIMEOUT", keys.JOIN_SECONDS, keys.JOIN_RANGE),
             outage=_seconds(environ, "RINGFENCE_OUTAGE_TIMEOUT", keys.OUTAGE_SECONDS, keys.OUTAGE_RANGE),
             metrics_file=_metrics_file(environ.get("RINGFENCE_METRICS_FILE", "")),
-            stage_times=_stage_times(environ.get("RINGFENCE_STAGE_TIMES", "")),
-            same_host=_same_host(environ),
+            stage_times=_choice("RINGFENCE_STAGE_TIMES", stages, ("0", "1")) == "1",
+            same_host=_choice("RINGFENCE_SAME_HOST", same_host, keys.SAME_HOST),
             channels=_channels(environ.get("RINGFENCE_CHANNELS", "")),
             record=Path(environ["RINGFENCE_RECORD"]).absolute() if environ.get("RINGFENCE_RECORD") else None,
         )
@@ -160,15 +162,6 @@ class Settings:
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
-
-
-def _same_host(environ: Mapping[str, str]) -> str:
-    value = environ.get("RINGFENCE_SAME_HOST", keys.SAME_HOST[0])
-    if value not in keys.SAME_HOST:
-        raise ConfigurationError(
-            f"RINGFENCE_SAME_HOST is {value!r}; it may be {' or '.join(keys.SAME_HOST)}, or not set"
-        )
-    return value
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
@@ -389,10 +382,10 @@ def _metrics_file(path: str) -> str:
     return path
 
 
-def _stage_times(text: str) -> bool:
-    if text not in ("", "0", "1"):
-        raise ConfigurationError(f"RINGFENCE_STAGE_TIMES is {text!r}; it may be 0 or 1, or not set")
-    return text == "1"
+def _choice(name: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise ConfigurationError(f"{name} is {value!r}; it may be {' or '.join(allowed)}, or not set")
+    return value
 
 
 def _channels(value: str) -> int | None:
@@ -402,17 +395,3 @@ def _channels(value: str) -> int | None:
     if not 1 <= channels <= keys.CHANNEL_LIMIT:
         raise ConfigurationError(f"RINGFENCE_CHANNELS={value[:64]}: write a number from 1 to {keys.CHANNEL_LIMIT}")
     return channels
-
-
-def _advertise(value: str) -> tuple[str, int] | None:
-    return parse_address(value, "RINGFENCE_ADVERTISE") if value else None
-
-
-def parse_address(value: str, source: str) -> tuple[str, int]:
-    """Parse "host:port" or "[v6]:port". Raises ConfigurationError, which names `source`."""
-    host, _, port = value.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    well_formed = host and len(host) <= HOST_BYTES and is_printable(host) and not any(each in host for each in " []")
-    if not well_formed or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= 0xFFFF:
-        raise ConfigurationError(f"{source}={value[:64]!r}: write host:port")
-    return host, int(port)

@@ -29,8 +29,8 @@ from torch.distributed.elastic.rendezvous import (
 from ringfence import keys
 from ringfence.admission.encoding import Reader
 from ringfence.admission.entry import GENERATION_BYTES, WORLD_LIMIT
-from ringfence.config.interfaces import LOOPBACK, address_of_interface
-from ringfence.config.settings import Settings, parse_address
+from ringfence.config.interfaces import LOOPBACK, address_of_interface, parse_address
+from ringfence.config.settings import Settings
 from ringfence.errors import ConfigurationError, PeerLostError
 from ringfence.guard import AGENT, REQUIRE
 from ringfence.launch.agent_admission import AgentAdmission

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ringfence import keys
 from ringfence.admission.entry import Entry, format_address
-from ringfence.config.settings import parse_address
+from ringfence.config.interfaces import parse_address
 from ringfence.errors import AdmissionError, ConfigurationError, PeerLostError
 from ringfence.transport.tcp import resolve
 
