@@ -41,11 +41,8 @@ if TYPE_CHECKING:
     from ringfence.link.seal import OriginKeys
     from ringfence.link.unsealed import AnyOpener, AnySealer
 
-_HOP, _FORWARD, _SHARED = (
-    int(Type.HOP),
-    int(Type.FORWARD),
-    int(Type.SHARED),
-)  # looking up an enum member would cost time on every frame
+# Looking up an enum member would cost time on every frame.
+_HOP, _FORWARD, _SHARED = int(Type.HOP), int(Type.FORWARD), int(Type.SHARED)
 
 
 class Route(Protocol):
@@ -77,30 +74,6 @@ class Pass(NamedTuple):
 
 class Execution:
     """A program, the memory of each chunk, and the progress of each step."""
-
-    __slots__ = (
-        "_call",
-        "_ciphertexts",
-        "_combine",
-        "_dtype",
-        "_finished",
-        "_first_segment",
-        "_instance",
-        "_keep",
-        "_leases",
-        "_pool",
-        "_route",
-        "_segment_bytes",
-        "_steps_left",
-        "_tensors",
-        "_views",
-        "done",
-        "links",
-        "operation",
-        "program",
-        "segments",
-        "sequence",
-    )
 
     def __init__(
         self,
@@ -239,8 +212,7 @@ class Execution:
 
     def _seal_for_hop(self, index: int, position: int, view: memoryview, sealer: AnySealer) -> memoryview:
         step = self.program.steps[index]
-        each = self._segment_bytes[step.chunk]
-        payload = self._views[step.chunk][position * each : (position + 1) * each]
+        payload = self._bytes(step.chunk, position)
         length = len(payload)
         pack_header_into(
             view,
@@ -364,7 +336,10 @@ class Execution:
         position = self.done[index]
         kept = False
         if step.action is Action.REDUCE:
-            self._reduce(step, position, header, frame, opener)
+            beside = self._pool.take()
+            opener.open_into(header, frame[HEADER_BYTES:], beside.view[: len(frame) - HOP_OVERHEAD])
+            self._combine_received(step, position, beside)
+            self._pool.give(beside)
         elif step.origin < 0:
             self._check(step.chunk)
             opener.open_into(header, frame[HEADER_BYTES:], self._bytes(step.chunk, position))
@@ -375,16 +350,8 @@ class Execution:
         self._advance(index)
         return kept
 
-    def _reduce(self, step: Step, position: int, header: bytes, frame: memoryview, opener: AnyOpener) -> None:
-        beside = self._pool.take()
-        opener.open_into(header, frame[HEADER_BYTES:], beside.view[: len(frame) - HOP_OVERHEAD])
-        self._combine_received(step, position, beside)
-        self._pool.give(beside)
-
     def _combine_received(self, step: Step, position: int, beside: Segment) -> None:
-        whole = self._tensors[step.chunk]
-        each = self._segment_bytes[step.chunk] // whole.element_size()
-        target = whole[position * each : (position + 1) * each]
+        target = self._tensor(step.chunk, position)
         received = beside.typed(self._dtype)[: len(target)]
         operand = target if step.chunk == step.other else self._tensor(step.other, position)
         assert self._combine is not None
