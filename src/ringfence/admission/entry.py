@@ -138,5 +138,5 @@ class Listing:
 
 
 def _check_text(name: str, value: str, limit: int) -> None:
-    if not 1 <= len(value) <= limit or not (value.isascii() and value.isprintable()):
+    if not 1 <= len(value) <= limit or not encoding.is_printable(value):
         raise ProtocolError(f"{name} must be 1 to {limit} printable ASCII characters")

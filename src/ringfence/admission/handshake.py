@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Final
 
 from ringfence.admission.binding import Binding, Role, TlsValues, bind, proof_digest
@@ -80,8 +81,7 @@ class Handshake:
         self._policy = policy
         self._prover = prover
         self._channel: TlsValues | None = None
-        self._peer: Hello | None = None
-        self._own_binding: Binding | None = None
+        self.peer: Hello | None = None  # the peer's hello, once it has arrived; a claim
         self._objection: tuple[Reason, str] | None = None  # to a peer that is to prove itself first
 
     def begin(self, channel: TlsValues) -> list[Message]:
@@ -107,12 +107,10 @@ class Handshake:
             answers += self.present(Proof(self._prover.kind, self._prover.prove(self.own_binding)))
         return answers
 
-    @property
+    @cached_property
     def own_binding(self) -> Binding:
         """The binding that this worker's own proof must cover."""
-        if self._own_binding is None:
-            self._own_binding = self._binding(of_peer=False)
-        return self._own_binding
+        return self._binding(of_peer=False)
 
     def present(self, proof: Proof) -> list[Message]:
         """Present this worker's own proof, which covers `own_binding`, and return the messages to send."""
@@ -148,17 +146,12 @@ class Handshake:
         self.child_proof_digest = proof_digest(evidence.kind, evidence.binding, evidence.proof)
         return []
 
-    @property
-    def peer(self) -> Hello | None:
-        """The peer's hello, if it has arrived. It is a claim."""
-        return self._peer
-
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def _on_hello(self, message: Message) -> list[Message]:
         assert isinstance(message, Hello)
         assert self._channel is not None
-        self._peer = message
+        self.peer = message
         objection = compare(self._hello, message, self._ranks, self._channel)
         if objection is not None and objection[0] not in _AFTER_PROOF:
             return self._refuse(*objection)
@@ -168,9 +161,9 @@ class Handshake:
 
     def _on_proof(self, message: Message) -> list[Message]:
         assert isinstance(message, Proof)
-        assert self._peer is not None
+        assert self.peer is not None
         binding = self._binding(of_peer=True)
-        self.unverified = Evidence(self._peer.entry, message.kind, message.proof, binding)
+        self.unverified = Evidence(self.peer.entry, message.kind, message.proof, binding)
         self.state = State.VERIFY
         return []
 
@@ -190,7 +183,7 @@ class Handshake:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def _binding(self, *, of_peer: bool) -> Binding:
-        channel, peer = self._channel, self._peer
+        channel, peer = self._channel, self.peer
         assert channel is not None
         assert peer is not None
         own_key, peer_key, exporter = channel.own_key_digest, channel.peer_key_digest, channel.exporter
@@ -209,9 +202,9 @@ class Handshake:
         self.state = State.REFUSED
 
     def _same_run(self) -> bool:
-        if self._peer is None:
+        if self.peer is None:
             return False
-        own, peer = self._hello.entry, self._peer.entry
+        own, peer = self._hello.entry, self.peer.entry
         return (own.run_id, own.generation) == (peer.run_id, peer.generation) and peer.rank in self._ranks
 
 

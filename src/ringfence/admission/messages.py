@@ -123,7 +123,7 @@ class Proof:
         return encoding.number(self.kind, 1) + encoding.blob(self.proof)
 
     @classmethod
-    def read(cls, reader: encoding.Reader) -> Proof:
+    def read(cls, reader: encoding.Reader) -> Self:
         return cls(kind=reader.number(1), proof=reader.blob(keys.PROOF_LIMIT_BYTES))
 
 

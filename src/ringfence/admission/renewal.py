@@ -9,13 +9,14 @@ A worker that the shared secret alone admitted is not asked: a secret cannot be 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding, Role
 from ringfence.admission.entry import Entry
+from ringfence.admission.messages import Proof
 from ringfence.admission.policy import INSTANT_KINDS, Evidence, Policy, verify
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import parent_of
@@ -41,20 +42,10 @@ class Challenge:
 
 
 @dataclass(frozen=True)
-class Renewal:
+class Renewal(Proof):
     """The sender's fresh proof, over the binding of the receiver's last challenge."""
 
     TYPE: ClassVar[int] = 35
-
-    kind: int
-    proof: bytes = field(repr=False)
-
-    def body(self) -> bytes:
-        return encoding.number(self.kind, 1) + encoding.blob(self.proof)
-
-    @classmethod
-    def read(cls, reader: encoding.Reader) -> Renewal:
-        return cls(kind=reader.number(1), proof=reader.blob(keys.PROOF_LIMIT_BYTES))
 
 
 def bind_renewal(prover: Entry, verifier: Entry, roster_digest: bytes, exporter: bytes, nonce: bytes) -> Binding:

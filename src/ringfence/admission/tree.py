@@ -124,7 +124,7 @@ class Tree:
         self._signers: Signers | None = None
         self._signatures: dict[int, bytes] = {}  # of the roster, by rank: its own and those of its subtree
         self._go: Go | None = None  # whose signatures are not verified yet
-        self._waiting: Waiting | None = None  # rank 0's last report
+        self.waiting: Waiting | None = None  # rank 0's last report of the ranks missing from the whole world
         self._unchecked: Welcome | None = None
 
     # -- events -----------------------------------------------------------------------------------------------------
@@ -207,8 +207,8 @@ class Tree:
         if self._parent is not None or self.phase is not Phase.GATHER:
             return []
         missing = self.missing()
-        self._waiting = Waiting(len(missing), tuple(missing[:WAITING_NAMED]))
-        return self._down(self._waiting)
+        self.waiting = Waiting(len(missing), tuple(missing[:WAITING_NAMED]))
+        return self._down(self.waiting)
 
     def missing(self) -> list[int]:
         """Return the ranks of this worker's own subtree that are not listed yet."""
@@ -228,11 +228,6 @@ class Tree:
         what = "the roster" if self.phase is Phase.GATHER else "GO"
         return f"{own} waits for {what} from its parent, rank {self._parent}"
 
-    @property
-    def waiting(self) -> Waiting | None:
-        """Rank 0's last report of the ranks missing from the whole world."""
-        return self._waiting
-
     def forget(self) -> None:
         """Wipe the session secrets, even if references to this object remain."""
         for holder in (self._terms, self._unchecked, self.session):
@@ -250,7 +245,7 @@ class Tree:
 
     def _on_waiting(self, peer: int, message: Message) -> list[Outgoing]:
         assert isinstance(message, Waiting)
-        self._waiting = message
+        self.waiting = message
         return self._down(message)
 
     def _on_welcome(self, peer: int, message: Message) -> list[Outgoing]:
@@ -311,7 +306,7 @@ class Tree:
     def _pass_down(self, welcome: Welcome) -> list[Outgoing]:
         """Send the roster to the children, which were admitted by this worker. Each of them verifies it."""
         self._unchecked = welcome
-        self._waiting = None  # no rank is missing any more
+        self.waiting = None  # no rank is missing any more
         self.phase = Phase.CHECK
         return self._down(welcome)
 

@@ -76,11 +76,8 @@ class DerReader:
 
 
 def open_only(data: bytes, tag: int) -> DerReader:
-    """Return a reader of the content of `data`, which must be one value with this tag. Raises ValueError."""
-    outer = DerReader(data)
-    inner = outer.open(tag)
-    outer.end()
-    return inner
+    """Return a reader of what `only` returns."""
+    return DerReader(only(data, tag))
 
 
 def time(reader: DerReader) -> datetime:
@@ -97,11 +94,17 @@ def time(reader: DerReader) -> datetime:
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
+def only(data: bytes, tag: int) -> bytes:
+    """Return the content of `data`, which must be one value with this tag. Raises ValueError."""
+    reader = DerReader(data)
+    content = reader.content(tag)
+    reader.end()
+    return content
+
+
 def small_integer(data: bytes) -> int:
     """Decode a DER INTEGER from 0 to 255."""
-    reader = DerReader(data)
-    content = reader.content(INTEGER)
-    reader.end()
+    content = only(data, INTEGER)
     number = int.from_bytes(content, "big")
     if len(content) != (1 if number < 0x80 else 2) or number > 0xFF:
         raise ValueError("not an integer from 0 to 255")
@@ -110,7 +113,4 @@ def small_integer(data: bytes) -> int:
 
 def ia5_string(data: bytes) -> str:
     """Decode a DER IA5String."""
-    reader = DerReader(data)
-    content = reader.content(IA5_STRING)
-    reader.end()
-    return content.decode("ascii")
+    return only(data, IA5_STRING).decode("ascii")
