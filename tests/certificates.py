@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from ringfence.admission.proofs.certificate import Credential, PrivateKey
+from ringfence.admission.proofs.certificate import Credential
+from ringfence.admission.proofs.certificate_signature import PrivateKey
 
 NOW = datetime.datetime(2030, 6, 1, 12, 0, 0, tzinfo=datetime.UTC)
 HOUR = datetime.timedelta(hours=1)

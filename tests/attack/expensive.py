@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from ringfence.admission.proofs import certificate
+from ringfence.admission.proofs import certificate_signature
 from tests.certificates import ISSUES, SIGNS, Authority, spiffe
 
 ID = "trainer/7"
@@ -31,7 +31,7 @@ def large_exponent_key(bits: int = 3072) -> rsa.RSAPrivateKey:
     return numbers.private_key(unsafe_skip_rsa_key_validation=True)
 
 
-def same_name_issuers(key: certificate.PrivateKey, name: str = "x") -> tuple[bytes, ...]:
+def same_name_issuers(key: certificate_signature.PrivateKey, name: str = "x") -> tuple[bytes, ...]:
     """A leaf and three issuers of one name that sign each other: a path builder tries every order of them."""
     issuer = Authority(name, key=key)
     leaf = issuer.sign("leaf", ec.generate_private_key(ec.SECP256R1()), [spiffe(ID)])
@@ -39,7 +39,7 @@ def same_name_issuers(key: certificate.PrivateKey, name: str = "x") -> tuple[byt
     return tuple(each.public_bytes(Encoding.DER) for each in (leaf, *between))
 
 
-def long_chain(key: certificate.PrivateKey, top: str) -> tuple[bytes, ...]:
+def long_chain(key: certificate_signature.PrivateKey, top: str) -> tuple[bytes, ...]:
     """A linear chain whose last issuer claims the name of an authority, and whose keys are all the sender's."""
     names = ["leaf", "one", "two", "three", top]
     subjects = [ec.generate_private_key(ec.SECP256R1()), key, key, key]

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Policy, Prover, Verifier
-from ringfence.admission.proofs import azure, bundle, certificate, nvidia, snp, snp_report, tdx, token
+from ringfence.admission.proofs import (
+    azure,
+    bundle,
+    certificate,
+    certificate_signature,
+    nvidia,
+    snp,
+    snp_report,
+    tdx,
+    token,
+)
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
 from ringfence.admission.proofs.secret import SharedSecret
 from tests.attack.expensive import chains, large_rsa_key
@@ -43,7 +53,9 @@ def by_secret() -> Kind:
 def _certified() -> tuple[Verifier, Callable[[int], Prover], bytes]:
     authority = Authority()
     rules = certificate.Rules((authority.der,), ("spiffe://example.org/trainer/*",), "example.org")
-    hostile = certificate.encode(chains(authority.name)["three issuers of one name, large exponents"], bytes(70))
+    hostile = certificate_signature.encode(
+        chains(authority.name)["three issuers of one name, large exponents"], bytes(70)
+    )
     return (
         CertificateVerifier(rules, now),
         lambda rank: CertificateProver(authority.issue(spiffe(f"trainer/{rank}"))),

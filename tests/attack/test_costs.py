@@ -18,8 +18,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL, crypto
 
-from ringfence.admission.proofs import certificate
-from ringfence.admission.proofs.certificate import Rules, Statement
+from ringfence.admission.proofs import certificate, certificate_signature
+from ringfence.admission.proofs.certificate import Rules
+from ringfence.admission.proofs.certificate_signature import Statement
 from ringfence.errors import AdmissionError, ProtocolError
 from ringfence.transport import tls
 from tests.attack.expensive import CHAINS, chains, large_exponent_key, large_rsa_key
@@ -43,7 +44,7 @@ def test_untrusted_certificates_cost_few_signature_checks(name: str) -> None:
     authority = Authority()
     chain = chains(authority.name)[name]
     rules = Rules((authority.der,), ("spiffe://example.org/trainer/*",), "example.org")
-    proof, statement = certificate.encode(chain, b"\0" * 70), Statement(b"test", (b"x",))
+    proof, statement = certificate_signature.encode(chain, b"\0" * 70), Statement(b"test", (b"x",))
 
     with counted() as operations, pytest.raises(AdmissionError):
         certificate.verify(rules, proof, statement, now())

@@ -20,7 +20,16 @@ from ringfence.admission.binding import Binding, Role
 from ringfence.admission.handshake import State
 from ringfence.admission.messages import HANDSHAKE, MessageSplitter, Proof, encode
 from ringfence.admission.policy import Admitted, Evidence, Policy, Prover, verdict
-from ringfence.admission.proofs import azure, bundle, certificate, hcl_report, nvidia, snp, tdx_quote, token
+from ringfence.admission.proofs import (
+    azure,
+    bundle,
+    certificate_signature,
+    hcl_report,
+    nvidia,
+    snp,
+    tdx_quote,
+    token,
+)
 from ringfence.errors import ProtocolError
 from ringfence.transport import tls
 from tests.attack import hostile
@@ -77,7 +86,7 @@ def _proof(name: str, budget: int, more: Callable[[], list[bytes]] = list, longe
 
 
 def _chains() -> list[bytes]:
-    return [certificate.encode(each, bytes(70)) for each in chains("test authority").values()]
+    return [certificate_signature.encode(each, bytes(70)) for each in chains("test authority").values()]
 
 
 def _rsa_certificate() -> bytes:

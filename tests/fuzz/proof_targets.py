@@ -7,7 +7,18 @@ from functools import cache
 
 from cryptography import x509
 
-from ringfence.admission.proofs import certificate, nvidia, nvidia_chain, snp, snp_report, spdm, tdx, tdx_quote, token
+from ringfence.admission.proofs import (
+    certificate,
+    certificate_signature,
+    nvidia,
+    nvidia_chain,
+    snp,
+    snp_report,
+    spdm,
+    tdx,
+    tdx_quote,
+    token,
+)
 from ringfence.errors import AdmissionError
 from ringfence.evidence import workload_api
 from tests.certificates import Authority, now, spiffe
@@ -27,9 +38,9 @@ JSON_WORDS = (
 
 
 @cache
-def _certified() -> tuple[certificate.Rules, bytes, certificate.Statement]:
+def _certified() -> tuple[certificate.Rules, bytes, certificate_signature.Statement]:
     authority = Authority()
-    statement = certificate.Statement(b"fuzz", (b"what a worker signs",))
+    statement = certificate_signature.Statement(b"fuzz", (b"what a worker signs",))
     found = certificate.Rules((authority.der,), ("spiffe://example.org/trainer/*",), "example.org")
     between = Authority("between", issuer=authority)
     return found, certificate.sign_statement(between.issue(spiffe("trainer/7")), statement), statement

@@ -13,7 +13,7 @@ import pytest
 from ringfence import cli
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence
-from ringfence.admission.proofs import certificate
+from ringfence.admission.proofs import certificate_signature
 from ringfence.config.settings import Settings
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import workload_api
@@ -49,7 +49,7 @@ def test_a_worker_is_admitted_with_an_svid_of_the_workload_api(api: WorkloadApi,
     proof = prover.prove(binding)
     (verifier,) = policy.verifiers
     assert verifier.verify(Evidence(entry, prover.kind, proof, binding)) == ID
-    assert len(certificate.decode(proof)[0]) == 2, "the intermediate is presented too"
+    assert len(certificate_signature.decode(proof)[0]) == 2, "the intermediate is presented too"
     assert api.requests == 1
     settings.forget()
     with pytest.raises(AttributeError):

@@ -22,8 +22,9 @@ from ringfence import keys
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Listing
 from ringfence.admission.policy import Policy, verify
 from ringfence.admission.policy_file.toml_table import parse
-from ringfence.admission.proofs import certificate, identity
-from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules, Statement
+from ringfence.admission.proofs import certificate, certificate_signature, identity
+from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules
+from ringfence.admission.proofs.certificate_signature import Statement
 from ringfence.errors import AdmissionError, PolicyError, ProtocolError
 from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, key_usage, now, private_pem, spiffe
 from tests.unit.admission_samples import worker
@@ -57,7 +58,7 @@ def refusal(rules: Rules, credential: Credential, at: float | None = None) -> st
     ],
     ids=["P-256", "P-384", "P-521", "Ed25519", "RSA-2048"],
 )
-def test_a_good_certificate_is_admitted_and_named(key: certificate.PrivateKey) -> None:
+def test_a_good_certificate_is_admitted_and_named(key: certificate_signature.PrivateKey) -> None:
     credential = AUTHORITY.issue(spiffe("trainer/7"), key=key)
     claims = certificate.verify(RULES, shown(credential), STATEMENT, now())
     assert claims.id == "spiffe://example.org/trainer/7"
@@ -237,9 +238,9 @@ def test_text_of_an_unauthenticated_peer_is_escaped_in_logs() -> None:
 @pytest.mark.parametrize(
     "key", [ec.generate_private_key(ec.SECP256K1()), rsa.generate_private_key(65537, 1024)], ids=["k1", "RSA-1024"]
 )
-def test_weak_or_odd_keys_are_refused(key: certificate.PrivateKey) -> None:
+def test_weak_or_odd_keys_are_refused(key: certificate_signature.PrivateKey) -> None:
     credential = AUTHORITY.issue(spiffe("trainer/7"), key=key)
-    forged = certificate.encode(credential.chain, b"never looked at")
+    forged = certificate_signature.encode(credential.chain, b"never looked at")
     with pytest.raises(AdmissionError, match="is not P-256, P-384, P-521, Ed25519 or RSA from 2048"):
         certificate.verify(RULES, forged, STATEMENT, now())
 
@@ -276,15 +277,15 @@ def test_any_bytes_are_refused_with_an_admission_error(data: bytes) -> None:
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=4).map(tuple), st.binary(max_size=80))
 def test_what_is_encoded_comes_back(chain: tuple[bytes, ...], signature: bytes) -> None:
-    assert certificate.decode(certificate.encode(chain, signature)) == (chain, signature)
+    assert certificate_signature.decode(certificate_signature.encode(chain, signature)) == (chain, signature)
     with pytest.raises(ProtocolError):
-        certificate.decode(certificate.encode(chain, signature) + b"\0")
+        certificate_signature.decode(certificate_signature.encode(chain, signature) + b"\0")
 
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_the_number_of_certificates_is_bounded(count: int) -> None:
     with pytest.raises(ProtocolError, match="1 to 4 are allowed"):
-        certificate.decode(certificate.encode((b"x",) * count, b""))
+        certificate_signature.decode(certificate_signature.encode((b"x",) * count, b""))
 
 
 # -- listings -------------------------------------------------------------------------------------------------------
@@ -557,7 +558,7 @@ def test_the_name_is_matched_after_everything_else() -> None:
     ],
     ids=["P-256", "P-521", "Ed25519"],
 )
-def test_a_credential_must_fit_an_endorsement(key: certificate.PrivateKey) -> None:
+def test_a_credential_must_fit_an_endorsement(key: certificate_signature.PrivateKey) -> None:
     """To the byte: the largest chain that is taken makes endorsements that can be sent, whatever the signature's length."""
     even = Authority(key=ed25519.Ed25519PrivateKey.generate())  # whose signatures are all of one length
     leaf = Authority("between", key=even.key).sign("worker", key, [spiffe("trainer/7")])
@@ -582,7 +583,7 @@ def test_a_credential_must_fit_an_endorsement(key: certificate.PrivateKey) -> No
 
 def test_room_is_kept_for_the_signature_of_a_long_rsa_key() -> None:
     key = rsa.generate_private_key(65537, 4224)
-    assert certificate._most_signature_bytes(key) == len(certificate.sign(key, b"")) == 528
+    assert certificate._most_signature_bytes(key) == len(certificate_signature.sign(key, b"")) == 528
 
 
 def test_times_come_from_the_given_clock() -> None:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Policy
-from ringfence.admission.proofs import bundle, certificate
+from ringfence.admission.proofs import bundle, certificate, certificate_signature
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules
 from ringfence.admission.proofs.secret import SharedSecret
 from tests.certificates import Authority, now, spiffe
@@ -79,8 +79,8 @@ def test_the_vectors_verify(vectors: Any) -> None:
     proof, endorsement = (bytes.fromhex(vectors[f"certificate {name}"]) for name in ("proof", "endorsement"))
     entry = worker(1).entry
     for shown, statement in (
-        (proof, certificate.Statement.proof(BINDING)),
-        (endorsement, certificate.Statement.endorsement(entry, PROOF_DIGEST)),
+        (proof, certificate_signature.Statement.proof(BINDING)),
+        (endorsement, certificate_signature.Statement.endorsement(entry, PROOF_DIGEST)),
     ):
         assert certificate.verify(rules, shown, statement, now()).id == "spiffe://example.org/worker/1"
 

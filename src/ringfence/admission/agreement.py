@@ -13,7 +13,7 @@ from typing import Final
 
 from ringfence import keys
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Listing
-from ringfence.admission.proofs import bundle, certificate
+from ringfence.admission.proofs import bundle, certificate, certificate_signature
 from ringfence.admission.roster import Roster
 from ringfence.errors import AdmissionError
 
@@ -53,7 +53,7 @@ def _chain(listing: Listing) -> tuple[bytes, ...] | None:
     if listing.kind == bundle.KIND:
         parts = dict(bundle.decode(listing.endorsement, ENDORSEMENT_BYTES))
     endorsement = parts.get(certificate.CertificateVerifier.kind)
-    return None if endorsement is None else certificate.decode(endorsement)[0]
+    return None if endorsement is None else certificate_signature.decode(endorsement)[0]
 
 
 def _refusal(own: int, roster: Roster, others: Sequence[int]) -> str:

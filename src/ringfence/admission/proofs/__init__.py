@@ -2,7 +2,7 @@
 
 kinds.py        all of them: number, name, reader of the table, verifier
 secret.py       the shared secret
-certificate.py  X.509, also SPIFFE; authorities.py, certificate_path.py, identity.py
+certificate.py  X.509, also SPIFFE; authorities.py, certificate_path.py, certificate_signature.py, identity.py
 crl.py          revoked certificates of workers; freshness.py: how current a list must be
 tdx.py          Intel TDX; tdx_quote.py, tdx_collateral.py
 snp.py          AMD SEV-SNP; snp_report.py, snp_chain.py, snp_revocation.py

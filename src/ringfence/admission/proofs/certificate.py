@@ -14,14 +14,12 @@ from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, WORLD_LIMIT, Entry, Listing
@@ -29,25 +27,21 @@ from ringfence.admission.policy import Clock, Evidence, Verifier
 from ringfence.admission.policy_file.policy_file import duration_text
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import authorities, certificate_path, crl, identity
+from ringfence.admission.proofs.certificate_signature import (
+    CERTIFICATE_BYTES,
+    CHAIN_LIMIT,
+    PrivateKey,
+    PublicKey,
+    Statement,
+    decode,
+    encode,
+    is_signed,
+    sign,
+)
 from ringfence.errors import AdmissionError, ProtocolError
 
-CHAIN_LIMIT: Final = 4  # certificates, with the worker's own and without the authority's
-CERTIFICATE_BYTES: Final = 4096
 _REASON_CHARACTERS: Final = 160
 _RANKS: Final = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
-
-PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
-PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
-
-_CURVES: Final[dict[str, hashes.HashAlgorithm]] = {
-    "secp256r1": hashes.SHA256(),
-    "secp384r1": hashes.SHA384(),
-    "secp521r1": hashes.SHA512(),
-}
-_PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), hashes.SHA256.digest_size)
-# TLS 1.3 puts the same prefix before its signed contexts, and it is longer than the random values that TLS 1.2 signs. So a
-# key that is also used for TLS never signs the same bytes there and here.
-_SPACES: Final = b" " * 64
 
 
 @dataclass(frozen=True)
@@ -167,54 +161,6 @@ def read_rules(table: TomlTable) -> Rules:
     return Rules(tuple(sorted(found)), ids, trust_domain, span, revocation)
 
 
-# -- encoding -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Statement:
-    """What a certificate's key signs: a proof for one connection, an endorsement of an entry, or the roster."""
-
-    label: bytes
-    covered: tuple[bytes, ...]
-
-    @classmethod
-    def proof(cls, binding: Binding) -> Statement:
-        return cls(keys.CERTIFICATE_PROOF, (binding.digest,))
-
-    @classmethod
-    def endorsement(cls, entry: Entry, proof_digest: bytes) -> Statement:
-        return cls(keys.CERTIFICATE_ENDORSEMENT, (entry.encode(), proof_digest))
-
-    @classmethod
-    def acknowledgement(cls, rank: int, roster_digest: bytes) -> Statement:
-        return cls(keys.CERTIFICATE_ACKNOWLEDGEMENT, (encoding.number(rank, 4), roster_digest))
-
-    def message(self, chain: tuple[bytes, ...]) -> bytes:
-        """Return the message to sign. It covers the certificates too: some of their bits are not covered by their signature."""
-        return _SPACES + self.label + keys.digest(self.label, _encode_chain(chain), *self.covered)
-
-
-def encode(chain: tuple[bytes, ...], signature: bytes) -> bytes:
-    """Encode a proof: u8 count, that many certificates as blobs, the signature as a blob."""
-    return _encode_chain(chain) + encoding.blob(signature)
-
-
-def _encode_chain(chain: tuple[bytes, ...]) -> bytes:
-    return encoding.number(len(chain), 1) + b"".join(map(encoding.blob, chain))
-
-
-def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
-    """Decode a proof to its certificates and its signature. Raises ProtocolError."""
-    reader = encoding.Reader(data)
-    count = reader.number(1)
-    if not 1 <= count <= CHAIN_LIMIT:
-        raise ProtocolError(f"{count} certificates, where 1 to {CHAIN_LIMIT} are allowed")
-    chain = tuple(reader.blob(CERTIFICATE_BYTES) for _ in range(count))
-    signature = reader.blob(keys.SIGNATURE_BYTES)
-    reader.end()
-    return chain, signature
-
-
 # -- verifying --------------------------------------------------------------------------------------------------------
 
 
@@ -225,7 +171,7 @@ def verify(rules: Rules, proof: bytes, statement: Statement, now: float, rank: i
     except ProtocolError as error:
         raise AdmissionError(f"the certificate proof is malformed: {error}") from error
     claims, key = verify_chain(rules, chain, now, rank)
-    if not _signed(key, signature, statement.message(chain)):
+    if not is_signed(key, signature, statement.message(chain)):
         raise AdmissionError(
             f"the signature with the certificate of {claims.id} is not over this connection and this worker's entry: "
             "it was made for another connection, or with another key"
@@ -321,24 +267,11 @@ def _store(authorities: tuple[bytes, ...]) -> Store:
     return Store([x509.load_der_x509_certificate(each) for each in authorities])
 
 
-def _signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
-    try:
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, message, ec.ECDSA(_CURVES[key.curve.name]))
-        elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, message, _PSS, hashes.SHA256())
-        else:
-            key.verify(signature, message)
-    except InvalidSignature:
-        return False
-    return True
-
-
 def has_signed_roster(chain: tuple[bytes, ...], rank: int, roster_digest: bytes, signature: bytes) -> bool:
     """Return whether the first certificate's key signed this roster as this rank. The chain was verified with the roster."""
     key = x509.load_der_x509_certificate(chain[0]).public_key()
     assert isinstance(key, PublicKey)
-    return _signed(key, signature, Statement.acknowledgement(rank, roster_digest).message(chain))
+    return is_signed(key, signature, Statement.acknowledgement(rank, roster_digest).message(chain))
 
 
 class CertificateVerifier:
@@ -452,12 +385,3 @@ def _most_signature_bytes(key: PrivateKey) -> int:
 def sign_statement(credential: Credential, statement: Statement) -> bytes:
     """Sign a statement, and return the signature with the certificates."""
     return encode(credential.chain, sign(credential.key, statement.message(credential.chain)))
-
-
-def sign(key: PrivateKey, message: bytes) -> bytes:
-    """Sign with the algorithm of the key's type. Messages name no algorithm, so an attacker cannot choose one."""
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(message, ec.ECDSA(_CURVES[key.curve.name]))
-    if isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(message, _PSS, hashes.SHA256())
-    return key.sign(message)
