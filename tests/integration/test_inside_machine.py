@@ -309,7 +309,7 @@ def keys_in_the_runs_store() -> tuple[list[str], list[str], float]:
     try:
         group = dist.new_group(backend="gloo")
         total = collectives(group)[0]
-        values = dict(inside._groups[group].store._values)
+        values = dict(inside._groups[group]._values)
     finally:
         c10d._world.pg_map[dist.group.WORLD] = (name, store)
     return keys, sorted(values), total

@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -43,15 +43,8 @@ CONNECT_LATER: Final = frozenset({"nccl"})  # need the store after their constru
 _INTRODUCTION: Final = -5  # a tag
 
 
-class _Inside(NamedTuple):
-    """What belongs to a group inside a machine, besides torch's process group."""
-
-    session: Session
-    store: SealedStore  # torch's C++ code holds no reference that keeps it alive
-    sealed: SealedGroup
-
-
-_groups: weakref.WeakKeyDictionary[Any, _Inside] = weakref.WeakKeyDictionary()
+# The stores of groups inside a machine: torch's C++ code holds no reference that keeps one alive.
+_groups: weakref.WeakKeyDictionary[Any, SealedStore] = weakref.WeakKeyDictionary()
 
 
 def session_of(group: Any) -> Session | None:
@@ -72,7 +65,7 @@ def _connect(sealed: SealedGroup, devices: dict[str, str], timeout: timedelta) -
     """
     store = SealedStore(sealed, timeout)
     group = dist.ProcessGroup(dist.PrefixStore("group", store), sealed.rank(), sealed.size())
-    _groups[group] = _Inside(sealed._session, store, sealed)
+    _groups[group] = store
     group._set_default_backend(_type(devices))
     made: dict[str, Any] = {}
     for device, name in devices.items():

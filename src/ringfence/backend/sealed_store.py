@@ -34,6 +34,7 @@ class SealedStore(dist.Store):  # type: ignore[misc]  # torch is untyped here
     def __init__(self, group: TransferMethods, timeout: timedelta) -> None:
         super().__init__()
         self._group = group
+        self.session = group._session
         self._seconds = timeout.total_seconds()
         self._values: dict[str, bytes] = {}
         self._lock = threading.RLock()  # backends call from threads of their own
@@ -67,7 +68,7 @@ class SealedStore(dist.Store):  # type: ignore[misc]  # torch is untyped here
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until values are published. Raises CollectiveTimeoutError, or the error that has ended the session."""
         seconds = self._seconds if timeout is None else timeout.total_seconds()
-        clock = self._group._session.engine.clock
+        clock = self.session.engine.clock
         limit = clock() + seconds
         with self._lock:
             while missing := [key for key in keys if key not in self._values]:

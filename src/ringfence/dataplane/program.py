@@ -15,9 +15,7 @@ class Program(NamedTuple):
     steps: tuple[Step, ...]
     dependencies: tuple[tuple[Dependency, ...], ...]
     wakes: tuple[tuple[int, ...], ...]  #     the steps that depend on this one
-    ordinals: tuple[
-        int, ...
-    ]  #              index of the message among those to or from the same peer: the header's `step`
+    ordinals: tuple[int, ...]  # index of the message among those to or from the same peer: the header's `step`
     forwarded_by: tuple[tuple[int, ...], ...]  # for a RECV: the SENDs that forward its ciphertext
     typed: frozenset[int]  #                  chunks that are reduced or scaled, not only moved
     compiled: Any  #                          the same for the compiled data plane

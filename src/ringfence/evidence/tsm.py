@@ -29,9 +29,7 @@ REPORT_DATA_BYTES: Final = 64
 ATTEMPTS: Final = 5
 BLOB_BYTES: Final = 32 * 1024  # the kernel's own limit
 
-_device_lock = (
-    threading.Lock()
-)  # the kernel makes one report at a time; a request that waits here can still be cancelled
+_device_lock = threading.Lock()  # for one report at a time; a request that waits here can still be cancelled
 _AGAIN: Final = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EEXIST)
 _ADVICE: Final = {
     errno.ENOENT: "this is not a confidential VM, or its kernel is older than 6.7, or configfs is not mounted "
@@ -127,9 +125,9 @@ def collect(
     raise ConfigurationError(f"no attestation report from the kernel in {ATTEMPTS} attempts: {reason}")
 
 
-def provider(files: Files, draw: Callable[[], str] = lambda: secrets.token_hex(8)) -> str:
+def provider(files: Files) -> str:
     """Return which type of guest this is, without requesting a report. Raises ConfigurationError."""
-    folder = f"{FOLDER}/ringfence-{draw()}"
+    folder = f"{FOLDER}/ringfence-{secrets.token_hex(8)}"
     try:
         files.make(folder)
         try:

@@ -52,9 +52,8 @@ class Counters:
     operations: dict[str, int]  #            completed successfully, by name: "all_reduce", "send/recv"
     oldest_wait_seconds: float  #            age of the oldest operation in progress; 0 without one
     peers: tuple[PeerCounters, ...]  #       ordered by rank; only workers with links to this one
-    staging_seconds: dict[str, float] = field(
-        default_factory=dict
-    )  # by stage (staging_times), if RINGFENCE_STAGE_TIMES is set
+    # By stage (staging_times), if RINGFENCE_STAGE_TIMES is set.
+    staging_seconds: dict[str, float] = field(default_factory=dict)
 
 
 Totals = dict[int, list[int]]  # worker -> the values of _COUNTED, then those of `spent`

@@ -197,10 +197,8 @@ class ProgressLoop:
     def _drive_for_caller(self, enough: Callable[[], bool], limit: float) -> None:
         try:
             if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack():
-                with (
-                    torch.inference_mode(False),
-                    _disable_current_modes(),
-                ):  # modes of the calling thread do not apply here
+                # Modes of the calling thread do not apply here.
+                with torch.inference_mode(False), _disable_current_modes():
                     self._drive(enough, limit)
             else:
                 self._drive(enough, limit)

@@ -16,7 +16,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -71,21 +71,13 @@ class MachineProof:
     theirs. Every pair has one connection, which the member with the higher rank dials.
     """
 
-    def __init__(
-        self,
-        link_keys: LinkKeys,
-        rank: int,
-        members: Collection[int],
-        digest: bytes,
-        random: Callable[[int], bytes] = os.urandom,
-    ) -> None:
+    def __init__(self, link_keys: LinkKeys, rank: int, members: Collection[int], digest: bytes) -> None:
         self.proved: dict[int, socket.socket] = {}  # by worker; open until `close`
         self.refusals: dict[int, str] = {}  # why a worker that this one dialled is not proved
         self._keys = link_keys
         self._rank = rank
         self._others = frozenset(members) - {rank}
         self._digest = digest
-        self._random = random
         self._uid = os.geteuid()
         self._pending: list[_Connection] = []
         self._selector = selectors.DefaultSelector()
@@ -153,7 +145,7 @@ class MachineProof:
             connection.close()
             self.refusals[worker] = reason
             return True
-        hello = LinkHello(self._rank, worker, Lane.SAME_MACHINE, self._digest, self._random(keys.NONCE_BYTES))
+        hello = LinkHello(self._rank, worker, Lane.SAME_MACHINE, self._digest, os.urandom(keys.NONCE_BYTES))
         pending = _Connection(connection, REPLY_BYTES, worker)
         pending.hello = hello
         self._add(pending)
@@ -199,7 +191,7 @@ class MachineProof:
         wanted = (self._rank, Lane.SAME_MACHINE, self._digest)
         if (hello.receiver, hello.lane, hello.group) != wanted or not self._expects(hello.sender):
             raise AuthenticationError("a hello that belongs to another proof")
-        pending.nonce = self._random(keys.NONCE_BYTES)
+        pending.nonce = os.urandom(keys.NONCE_BYTES)
         pending.hello, pending.wanted = hello, CONFIRM_BYTES
         self._send(pending, self._keys.reply(hello, pending.nonce))
 

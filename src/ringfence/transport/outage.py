@@ -25,9 +25,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-UNANSWERED: Final = frozenset(
-    {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
-)  # errors of the kernel when a peer does not answer or has no route
+# Errors of the kernel when a peer does not answer or has no route.
+UNANSWERED: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
 
 _TCP_RTO_MAX_MS: Final = 44
 _PAUSE_MS: Final = 1000  # between retransmissions, so that a run resumes quickly; the kernel's minimum

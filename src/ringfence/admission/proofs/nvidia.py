@@ -172,9 +172,8 @@ def claims_of(device: CertifiedGpu, report_bytes: bytes, nonce: bytes) -> Claims
     except InvalidSignature:
         raise AdmissionError(f"the report of {device.name} is not signed by its attestation key") from None
     _check_nonce(device.name, report.nonce, nonce)
-    firmware_id = report.opaque.get(
-        spdm.FIRMWARE_ID, device.firmware_id
-    )  # with older drivers, only the certificate has it
+    # With older drivers, only the certificate has it.
+    firmware_id = report.opaque.get(spdm.FIRMWARE_ID, device.firmware_id)
     if firmware_id != device.firmware_id:
         raise AdmissionError(f"the report of {device.name} was made by other firmware than its key was certified for")
     mode = report.opaque.get(spdm.PROTECTED_PCIE)

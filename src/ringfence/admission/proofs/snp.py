@@ -320,9 +320,8 @@ def _check_guest_policy(policy: GuestPolicy, rules: Rules) -> None:
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, known: Roots | None = None) -> Claims:
     """Verify a proof over `report_data`. `known` is for tests; a policy cannot set it. Raises AdmissionError."""
     report, certificate = decode(proof)
-    _check_report_data(
-        SnpReport.decode(report), report_data
-    )  # cheap and not authenticated: stops replayed reports early
+    # Cheap and not authenticated: stops replayed reports early.
+    _check_report_data(SnpReport.decode(report), report_data)
     claims = authenticate(report, certificate, now, known=known, revoked=rules.revoked, listed=rules.listed)
     check(claims, rules)
     _check_report_data(claims.report, report_data)  # the check that counts, on the verified report

@@ -38,10 +38,8 @@ class RevocationList:
             made = cls(content)
             if made.end < made.list.last_update_utc:
                 raise ValueError("its next update is before its last update")
-            _ = (
-                made.issuer,
-                len(made.list),
-            )  # the library reads these when they are asked for: here, not before a verifier
+            # The library reads these when they are asked for: here, not before a verifier.
+            _ = (made.issuer, len(made.list))
             return made
         except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:  # TypeError: strange names
             raise ValueError(f"not a certificate revocation list: {error}"[:_MESSAGE_CHARACTERS]) from None
