@@ -63,7 +63,7 @@ class Communicator:
         self.neighbours = next((len(each) - 1 for each in self.machines if self.rank in each), 0)  # on this machine
         self.digest = group_digest(name, ranks)
         self.instance = self.digest[:INSTANCE_BYTES]  # replaced by the opening
-        self.pool = context.queues.pool
+        self.pool = context.pool
         self.origin: OriginKeys
         self.sequence = 0
         self.destroyed = False  # accepts no further request
@@ -137,7 +137,7 @@ class Communicator:
     def waiting_for(self) -> list[Link]:
         """Return the links to workers that a request waits for. Any thread may call it."""
         inboxes = [link for link in tuple(self.inboxes.values()) if link.queue]
-        blocked = self.context.queues.blocked
+        blocked = self.context.blocked
         dialled = tuple(self.outboxes.values())
         outboxes = [link for link in dialled if link in blocked or (link.queue and (not link.open or link.lacks_slots))]
         others = [link for channel in self.channels for link in channel.waiting_for()]

@@ -43,7 +43,7 @@ from ringfence.runtime.acceptor import Acceptor
 from ringfence.runtime.communicator import Communicator, GroupChannel
 from ringfence.runtime.control import Abort, Bye, Closed
 from ringfence.runtime.counters import Counters, add_totals, summarise
-from ringfence.runtime.events import LinkContext, Network, PeerLink, Platform, Queues, SharedBudget
+from ringfence.runtime.events import LinkContext, Network, PeerLink, Platform, SharedBudget
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.links import Arrival, Inbox, Link
 from ringfence.runtime.peer_verification import LinkVerifier
@@ -125,7 +125,9 @@ class Engine:
             network=network,
             events=self,
             departed=self.departed,
-            queues=Queues(self.ready, self.blocked, self.pool),
+            ready=self.ready,
+            blocked=self.blocked,
+            pool=self.pool,
             platform=platform,
             machines=network.machines,
             memory=SharedBudget(),

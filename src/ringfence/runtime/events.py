@@ -130,15 +130,6 @@ class Platform:
     outage: float = OUTAGE_SECONDS  # seconds without an answer until a worker is given up
 
 
-@dataclass(frozen=True)
-class Queues:
-    """What the driving thread works through."""
-
-    ready: deque[Any]  #  links and tasks whose `work` is due
-    blocked: set[Any]  #  links with bytes that the kernel has not accepted yet
-    pool: Pool
-
-
 class SharedBudget:
     """Limits the memory that a worker shares over all of its groups."""
 
@@ -177,7 +168,9 @@ class LinkContext:
     network: Network
     events: Events
     departed: AbstractSet[int]  # workers that have left the run
-    queues: Queues
+    ready: deque[Any]  #         links and tasks whose `work` is due
+    blocked: set[Any]  #         links with bytes that the kernel has not accepted yet
+    pool: Pool
     platform: Platform
     machines: Machines  # which workers may share a machine, by the roster
     memory: SharedBudget

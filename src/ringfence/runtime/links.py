@@ -52,7 +52,7 @@ class Link(choice.Endpoint):
     is_local = False  # whether it is a Unix socket to a worker on this machine; the network sets it
 
     def __init__(self, context: LinkContext, scope: Scope, worker: int) -> None:
-        super().__init__(context.queues.ready, context.queues.blocked, context.queues.pool)
+        super().__init__(context.ready, context.blocked, context.pool)
         self.context = context
         self.scope = scope
         self.worker = self.far_end = worker  # rank in the world
@@ -228,7 +228,7 @@ class Link(choice.Endpoint):
         events = self.context.events
         if events.is_current(self):  # called by a signal handler; the interrupted frame has used its counter
             self.close()
-        elif self in self.context.queues.blocked and not events.failed and not self.lingering:
+        elif self in self.context.blocked and not events.failed and not self.lingering:
             self.lingering = True
         else:
             self._close_with_bye()
@@ -262,7 +262,7 @@ class Link(choice.Endpoint):
 
     def close(self) -> None:
         """Close the stream and wipe the keys."""
-        self.context.queues.blocked.discard(self)
+        self.context.blocked.discard(self)
         if self.stream is not None:
             self.context.network.forget(self.stream)
             self.stream.close()

@@ -60,7 +60,7 @@ class PendingConnection:
         """Schedule a call of `work`."""
         if not self.queued:
             self.queued = True
-            self.context.queues.ready.append(self)
+            self.context.ready.append(self)
 
     @property
     def known(self) -> bool:

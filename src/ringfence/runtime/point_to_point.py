@@ -252,7 +252,7 @@ class PointToPointLink(CollectiveLink):
         return self.flush()
 
     def _put_payload(self, transfer: Transfer, payload: memoryview) -> None:
-        segment = self.context.queues.pool.take()
+        segment = self.context.pool.take()
         view = segment.view
         header = self._payload_header(Type.PAYLOAD, transfer, len(payload))
         end = len(payload) + HOP_OVERHEAD
@@ -298,7 +298,7 @@ class PointToPointLink(CollectiveLink):
         if not self.readable or self.stream is None:
             return False
         if self._buffer is None:
-            self._buffer = self.context.queues.pool.take()
+            self._buffer = self.context.pool.take()
         view = self._buffer.view
         wanted = self._total - self._have
         try:
@@ -321,7 +321,7 @@ class PointToPointLink(CollectiveLink):
         self._handle(header, view[: self._total])
         self._have, self._total = 0, self._first
         if not self.expected:
-            self.context.queues.pool.give(self._buffer)
+            self.context.pool.give(self._buffer)
             self._buffer = None
         return True
 
