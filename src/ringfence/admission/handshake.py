@@ -208,6 +208,7 @@ class Handshake:
         return (own.run_id, own.generation) == (peer.run_id, peer.generation) and peer.rank in self._ranks
 
 
+_GOING_ON: Final = (State.HELLO, State.COLLECT, State.PROOF, State.VERIFY, State.ADMIT)
 TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Message], list[Message]]]] = {
     (Role.CHILD, State.HELLO, Hello): Handshake._on_hello,  #     -> COLLECT; present() -> PROOF, sends Proof
     (Role.CHILD, State.PROOF, Proof): Handshake._on_proof,  #     -> VERIFY; decide() -> ADMIT, sends Admit
@@ -215,16 +216,7 @@ TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Messag
     (Role.PARENT, State.HELLO, Hello): Handshake._on_hello,  #    -> PROOF
     (Role.PARENT, State.PROOF, Proof): Handshake._on_proof,  #    -> VERIFY; decide() -> COLLECT; present() -> ADMIT
     (Role.PARENT, State.ADMIT, Admit): Handshake._on_admit,  #    -> DONE
-    (Role.CHILD, State.HELLO, Refuse): Handshake._on_refuse,  #   -> REFUSED
-    (Role.CHILD, State.COLLECT, Refuse): Handshake._on_refuse,
-    (Role.CHILD, State.PROOF, Refuse): Handshake._on_refuse,
-    (Role.CHILD, State.VERIFY, Refuse): Handshake._on_refuse,
-    (Role.CHILD, State.ADMIT, Refuse): Handshake._on_refuse,
-    (Role.PARENT, State.HELLO, Refuse): Handshake._on_refuse,
-    (Role.PARENT, State.PROOF, Refuse): Handshake._on_refuse,
-    (Role.PARENT, State.VERIFY, Refuse): Handshake._on_refuse,
-    (Role.PARENT, State.COLLECT, Refuse): Handshake._on_refuse,
-    (Role.PARENT, State.ADMIT, Refuse): Handshake._on_refuse,
+    **{(role, state, Refuse): Handshake._on_refuse for role in Role for state in _GOING_ON},  # -> REFUSED
 }
 
 

@@ -40,9 +40,9 @@ class Product:
     name: str
     family: int
     models: tuple[range, ...]
-    tcb_parts: tuple[str, ...]
-    tcb_places: tuple[int, ...]
-    chip_bytes: int  # used by the chip's identity in CHIP_ID
+    tcb_parts: tuple[str, ...] = TCB_PARTS
+    tcb_places: tuple[int, ...] = _PLACES
+    chip_bytes: int = 64  # used by the chip's identity in CHIP_ID
 
     def tcb(self, raw: bytes) -> Tcb:
         """Return the versions in the 8 bytes of a TCB_VERSION. Raises AdmissionError."""
@@ -54,22 +54,8 @@ class Product:
 PRODUCTS: Final = {
     product.name: product
     for product in (
-        Product(
-            name="milan",
-            family=0x19,
-            models=(range(0x10),),
-            tcb_parts=TCB_PARTS,
-            tcb_places=_PLACES,
-            chip_bytes=64,
-        ),
-        Product(
-            name="genoa",
-            family=0x19,
-            models=(range(0x10, 0x20), range(0xA0, 0xB0)),
-            tcb_parts=TCB_PARTS,
-            tcb_places=_PLACES,
-            chip_bytes=64,
-        ),
+        Product(name="milan", family=0x19, models=(range(0x10),)),
+        Product(name="genoa", family=0x19, models=(range(0x10, 0x20), range(0xA0, 0xB0))),
         Product(
             name="turin",
             family=0x1A,
