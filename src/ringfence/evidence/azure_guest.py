@@ -24,7 +24,7 @@ ATTEMPTS: Final = 5
 Open = Callable[[], AbstractContextManager[tpm.Tpm]]
 
 _device_lock = threading.Lock()  # a request that waits here can still be cancelled
-_NAMES: Final = {hcl_report.SNP: "SEV-SNP", hcl_report.TDX: "TDX"}
+NAMES: Final = {hcl_report.SNP: "SEV-SNP", hcl_report.TDX: "TDX"}
 
 
 class AzureGuest:
@@ -63,7 +63,7 @@ class AzureGuest:
         with exclusive(_device_lock), self._open() as device:
             report = self._report(device)
             if report.kind != kind:
-                raise ConfigurationError(f"this is a {_NAMES[report.kind]} guest, not a {_NAMES[kind]} guest")
+                raise ConfigurationError(f"this is a {NAMES[report.kind]} guest, not a {NAMES[kind]} guest")
             return report, _attest(device, report, nonce)
 
     def _report(self, device: tpm.Tpm) -> hcl_report.HclReport:

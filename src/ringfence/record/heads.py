@@ -6,7 +6,8 @@ roster has certified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -80,14 +81,10 @@ def decode(data: bytes, roster: bytes, listings: Sequence[Listing]) -> dict[int,
     found = json_object.read(data, "the list of heads")
     json_object.check_type(found, list, "the list of heads")
     assert isinstance(found, list)
-    return dict(_right(found, roster, listings))
-
-
-def _right(found: list[object], roster: bytes, listings: Sequence[Listing]) -> Iterable[tuple[int, Json]]:
+    right: dict[int, Json] = {}
     for each in found:
         rank = each.get("rank") if isinstance(each, dict) else None
         if type(rank) is int and 0 <= rank < len(listings):
-            try:
-                yield rank, verify(each, rank, roster, listings)
-            except RecordError:
-                continue  # it counts as missing
+            with contextlib.suppress(RecordError):  # it counts as missing
+                right[rank] = verify(each, rank, roster, listings)
+    return right

@@ -118,20 +118,15 @@ class _Heads:
         named += [(entry.fields["rank"], entry.fields["before"]) for entry in of_kind(own, "rejoined")]
         for entry in of_kind(own, "heads"):
             if entry.fields["list"]:
-                stated = heads.decode(blobs.get(entry.fields["list"]), _roster(own), session.listings)
+                content, roster = blobs.get(entry.fields["list"]), bytes.fromhex(session.roster)
+                stated = heads.decode(content, roster, session.listings)
                 named += [(each, stated[each]["head"]) for each in stated]
         for each, head in named:
-            yield from self._unknown(session, each, head)
+            if head and (session.run_id, each, head) not in self._known:
+                missing = f"a log of rank {each} that is missing or was cut: its head is {head[:16]}"
+                yield f"session {session.name} began after {missing}"
         if before and (first := self._followed.setdefault((rank, before), session)) is not session:
             yield f"{session.place(rank)}: session {first.name} follows the same log: the run was forked"
-
-    def _unknown(self, session: Session, rank: int, head: str) -> Iterator[str]:
-        if head and (session.run_id, rank, head) not in self._known:
-            yield f"session {session.name} began after a log of rank {rank} that is missing or was cut: its head is {head[:16]}"
-
-
-def _roster(own: Log) -> bytes:
-    return bytes.fromhex(own.begin.fields["roster"])
 
 
 def disagreements(sessions: Sequence[Session]) -> tuple[list[str], list[tuple[int, int, int]]]:

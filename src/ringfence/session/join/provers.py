@@ -26,7 +26,7 @@ from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.config.settings import Settings
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import guest, nvml, tpm, tsm
-from ringfence.evidence.azure_guest import AzureGuest, Open
+from ringfence.evidence.azure_guest import NAMES, AzureGuest, Open
 from ringfence.evidence.metadata import Metadata
 from ringfence.evidence.token_command import fetch_with
 from ringfence.keys import SAME_HOST
@@ -173,8 +173,7 @@ def _azure_tdx(settings: Settings, shared: SharedSecret | None, rules: azure.Rul
 def _azure_guest(machine: Machine, wanted: int) -> AzureGuest:
     vm = AzureGuest(machine.open_tpm, machine.metadata)
     if vm.kind() != wanted:
-        names = {hcl_report.SNP: "SEV-SNP", hcl_report.TDX: "TDX"}
-        raise ConfigurationError(f"this VM runs on {names[vm.kind()]}, and this rule asks for {names[wanted]}")
+        raise ConfigurationError(f"this VM runs on {NAMES[vm.kind()]}, and this rule asks for {NAMES[wanted]}")
     return vm
 
 
