@@ -131,7 +131,7 @@ class Execution:
             self._do_local(index)
 
     def _end(self) -> None:
-        finished, self._finished = self._finished, _nothing  # the callback refers to this object: break the cycle
+        finished, self._finished = self._finished, lambda: None  # the callback refers to this object: break the cycle
         finished()
 
     def ready(self, index: int) -> bool:
@@ -388,10 +388,6 @@ class Execution:
             self._ciphertexts[other, position] = copy
         self._ciphertexts[forwarders[0], position] = segment
         return True
-
-
-def _nothing() -> None:
-    return
 
 
 def _tag_for_hop(view: memoryview, end: int, sealer: AnySealer) -> memoryview:

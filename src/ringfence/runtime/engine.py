@@ -189,12 +189,7 @@ class Engine:
     def submit(self, communicator: Communicator, request: CollectiveRequest) -> None:
         """Start a collective, after those submitted before it."""
         if self._accepts(communicator, request):
-            try:
-                communicator.submit(request)
-            except RingfenceError as error:
-                self.fail(error)
-            except OSError as error:
-                self.fail_on_os_error(error)
+            self.guard(lambda: communicator.submit(request), -1)
 
     def send(self, communicator: Communicator, transfer: Transfer, peer: int) -> None:
         """Start a send to a rank of the communicator."""

@@ -87,14 +87,6 @@ class _EdgeHandler:
             self._engine.on_control(self._edge)
 
 
-def _nothing() -> None:
-    """The work of a thread that another one waits for."""
-
-
-def _thread_name(channel: int) -> str:
-    return f"ringfence channel {channel}" if channel else "ringfence"
-
-
 class ProgressLoop:
     """Drives one engine over TCP."""
 
@@ -117,7 +109,8 @@ class ProgressLoop:
             network.watch(edge.socket, handler)
             handler.notify(True, True)  # a message may have arrived together with the last one of admission
         self._stopping = False
-        self._thread = threading.Thread(target=self._background, name=_thread_name(engine.channel), daemon=True)
+        name = f"ringfence channel {engine.channel}" if engine.channel else "ringfence"
+        self._thread = threading.Thread(target=self._background, name=name, daemon=True)
         self._outages = OutageWatch(
             engine.outage,
             network.connections,
@@ -311,7 +304,7 @@ class ProgressLoop:
             if engine.failure is not None:
                 return True
             for channel in engine.channels:
-                channel.settle(_nothing)  # it may still write the end of a pass that it has reported as done
+                channel.settle(lambda: None)  # it may still write the end of a pass that it has reported as done
             requests = engine.requests
             blocked = engine.blocked or any(channel.blocked for channel in engine.channels)
             return not (blocked or requests.collectives()) if finish else not blocked or requests.in_progress()
