@@ -49,6 +49,7 @@ _BACKLOG: Final = 128
 _LEAVE_SECONDS: Final = 5.0  # for the answer to the last call
 
 Upstream = Host | HostLink  # what carries calls out: the host itself, or the connection to it
+NewUpstream = Callable[[Connections, Callable[[Answer | Notice], None]], Upstream]
 
 
 class _Client:
@@ -88,7 +89,7 @@ class _Client:
 class AgentLoop:
     """The thread of an agent. `path` is the Unix socket that its workers connect to."""
 
-    def __init__(self, new_upstream: Callable[[Connections, Callable[[Answer | Notice], None]], Upstream]) -> None:
+    def __init__(self, new_upstream: NewUpstream) -> None:
         self._folder = agent_folder.new_folder()
         self.path = os.path.join(self._folder, agent_folder.SOCKET)
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

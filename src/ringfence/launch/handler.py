@@ -35,7 +35,7 @@ from ringfence.errors import ConfigurationError, PeerLostError
 from ringfence.guard import AGENT, REQUIRE
 from ringfence.launch.agent_admission import AgentAdmission
 from ringfence.launch.agent_client import AgentClient
-from ringfence.launch.agent_loop import AgentLoop, Upstream
+from ringfence.launch.agent_loop import AgentLoop, NewUpstream, Upstream
 from ringfence.launch.elastic_agent import use_sealed_agent
 from ringfence.launch.host import OWN, Host
 from ringfence.launch.host_link import HostLink
@@ -242,9 +242,7 @@ def create(params: RendezvousParameters) -> SealedRendezvous:
     return SealedRendezvous(AgentLoop(_upstream(options, settings)), options, settings.outage)
 
 
-def _upstream(
-    options: Options, settings: Settings
-) -> Callable[[Connections, Callable[[Answer | Notice], None]], Upstream]:
+def _upstream(options: Options, settings: Settings) -> NewUpstream:
     agent = secrets.token_hex(16)
     admission = None
     if not options.is_alone:

@@ -265,8 +265,9 @@ class Engine:
     def _on_error(self, link: Any, error: BaseException) -> None:
         if isinstance(error, TensorChangedError):  # caused by this worker's program, not by the link's peer
             self.fail(error, self.rank)
-        elif isinstance(error, AuthenticationError) and isinstance(link, Inbox):
-            self.fail(link.explain(error), link.worker)
+        elif isinstance(error, AuthenticationError) and isinstance(link, Inbox):  # the data plane knows no worker
+            text = f"{error} (from worker {link.worker}): it was changed, forged or replayed"
+            self.fail(AuthenticationError(text), link.worker)
         elif isinstance(error, RingfenceError):
             self.fail(error, link.worker)
         elif isinstance(error, OSError) and link.worker < 0:

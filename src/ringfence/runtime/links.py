@@ -367,10 +367,6 @@ class Inbox(CollectiveLink):
         if frame is not None:
             self.reject(frame)
 
-    def explain(self, error: AuthenticationError) -> AuthenticationError:
-        """Name the peer in an error of the data plane."""
-        return AuthenticationError(f"{error} (from worker {self.worker}): it was changed, forged or replayed")
-
     def send_nop(self) -> None:
         """Send a NOP: the peer has not answered for some seconds and may have missed that this end reads again."""
         if self.open and not self.pending and self.queue:
