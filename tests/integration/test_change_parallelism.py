@@ -67,7 +67,8 @@ def test_a_run_goes_on_in_another_layout_after_a_loss(tmp_path: Path) -> None:
 
     before, after = re.split("(?=2 x 2)", trained(tmp_path / "killed", STEPS, "--kill-at", str(KILLED)))
     assert BEGUN.findall(before + after) == [("4 x 1", "0"), ("2 x 2", str(NEWEST))]
-    assert losses(before) == losses(undisturbed, until=KILLED - 1)
+    last = max(losses(before))  # the kill may end the step before it on other workers
+    assert NEWEST <= last < KILLED and losses(before) == losses(undisturbed, until=last)
     assert losses(after) == pytest.approx(losses(undisturbed, after=NEWEST), rel=RELATIVE)
 
     found, wanted = newest(tmp_path / "killed"), newest(tmp_path / "undisturbed")
