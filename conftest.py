@@ -30,6 +30,7 @@ LONG = (  # few and long tests. They begin first: begun last, one of these files
     "test_strategies.py",
     "test_wheels.py",
     "test_strategies_device.py",
+    "test_image.py",
     "test_device_faults.py",
     "test_device_memory.py",
     "test_inference.py",

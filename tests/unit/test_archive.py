@@ -22,7 +22,7 @@ def test_the_source_archive_is_the_repository(tmp_path: Path) -> None:
     listed = (tmp_path / "ringfence.egg-info" / "SOURCES.txt").read_text().splitlines()
     made = ("setup.cfg", str(tmp_path))  # the build backend's own: in an archive that was unpacked, and here
     sources = {name for name in listed if not name.startswith(made)}
-    others = {"LICENSE", "MANIFEST.in", ".clang-format", ".gitignore", "mkdocs.yml"}
+    others = {"LICENSE", "MANIFEST.in", ".clang-format", ".dockerignore", ".gitignore", "mkdocs.yml"}
     assert sources == {name_of(file) for file in (*files_of_the_project(), *recorded())} | others
 
 

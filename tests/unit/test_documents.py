@@ -12,7 +12,7 @@ from ringfence.config.settings import KNOWN
 from scripts.site import reference
 
 ROOT = Path(__file__).parents[2]
-SINGLE = (".pre-commit-config.yaml", "conftest.py", "mkdocs.yml", "pyproject.toml", "setup.py")
+SINGLE = (".pre-commit-config.yaml", "Containerfile", "conftest.py", "mkdocs.yml", "pyproject.toml", "setup.py")
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("spec/**/*.md"), *ROOT.glob("formal/**/*.md")]
 )
