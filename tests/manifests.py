@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonpatch
 import yaml
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted([*ROOT.glob("examples/kubernetes/*.yaml"), *ROOT.glob("examples/kubeflow/*.yaml")])
+OVERLAYS = sorted(ROOT.glob("examples/kubernetes/overlays/*/kustomization.yaml"))
+FILES = sorted([*ROOT.glob("examples/kubernetes/*.yaml"), *ROOT.glob("examples/kubeflow/*.yaml"), *OVERLAYS])
 
 
 def name_of(file: Path) -> str:
@@ -17,8 +19,40 @@ def name_of(file: Path) -> str:
 
 
 def documents(file: Path) -> list[dict[str, Any]]:
+    """As Kubernetes gets them. A kustomization stands for what it makes."""
+    if file.name == "kustomization.yaml":
+        return kustomized(file)
+    return parsed(file.read_text())
+
+
+def parsed(text: str) -> list[Any]:
     """As Kubernetes reads them: YAML 1.1, where 0440 is an octal number."""
-    return list(yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader))
+    return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
+
+
+def kustomized(file: Path) -> list[dict[str, Any]]:
+    """Apply the fields of Kustomize that the examples have. A nightly test compares the result with kubectl's."""
+    (fields,) = parsed(file.read_text())
+    assert fields.pop("apiVersion") == "kustomize.config.k8s.io/v1beta1" and fields.pop("kind") == "Kustomization"
+    made: list[dict[str, Any]] = []
+    for name in fields.pop("resources"):
+        place = file.parent / name
+        made += documents(place / "kustomization.yaml" if place.is_dir() else place)
+    for each in fields.pop("configMapGenerator", []):
+        data = {name: (file.parent / name).read_text() for name in each.pop("files")}
+        made.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": each.pop("name")}, "data": data})
+        assert not each and fields["generatorOptions"] == {"disableNameSuffixHash": True}
+    for each in fields.pop("patches", []):
+        wanted = each["target"]
+        (target,) = (one for one in made if (one["kind"], one["metadata"]["name"]) == (wanted["kind"], wanted["name"]))
+        (operations,) = parsed((file.parent / each["path"]).read_text())
+        jsonpatch.apply_patch(target, operations, in_place=True)
+    if "namespace" in fields:
+        namespace = fields.pop("namespace")
+        for one in made:
+            one["metadata"]["namespace"] = namespace
+    assert set(fields) <= {"generatorOptions"}, f"{name_of(file)}: {sorted(fields)} is not known here"
+    return made
 
 
 def of_kind(file: Path, *kinds: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests import ports
 from tests.certificates import Authority, private_pem
 from tests.integration.test_readme import environment
 from tests.limits import HANG
-from tests.manifests import ROOT, Node, policy_of
+from tests.manifests import OVERLAYS, ROOT, Node, documents, name_of, parsed, policy_of
 
 DAY = datetime.timedelta(days=1)
 
@@ -47,9 +48,26 @@ def node_on_this_machine(file: Path, rank: int, folder: Path, endpoint: str) -> 
     return command, {**environment(folder), **node.env}
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("file", OVERLAYS, ids=name_of)
+def test_kubectl_makes_of_an_overlay_what_the_other_tests_check(file: Path) -> None:
+    """By the Kustomize that kubectl has; it asks no cluster."""
+    assert shutil.which("kubectl"), "kubectl is not installed"
+    done = subprocess.run(["kubectl", "kustomize", file.parent], capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    ours, theirs = (
+        {(each["kind"], each["metadata"]["name"]): each for each in found}
+        for found in (documents(file), parsed(done.stdout))
+    )
+    assert len(theirs) >= 3 and ours == theirs
+
+
 @pytest.mark.parametrize(
     ("example", "proof"),
-    [("kubernetes/jobset-cert-manager.yaml", "certificate"), ("kubeflow/trainjob.yaml", "shared secret")],
+    [
+        ("kubernetes/overlays/cert-manager/kustomization.yaml", "certificate"),
+        ("kubeflow/trainjob.yaml", "shared secret"),
+    ],
 )
 def test_both_nodes_of_a_manifest_form_one_run(example: str, proof: str, tmp_path: Path) -> None:
     file = ROOT / "examples" / example

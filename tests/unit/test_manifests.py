@@ -233,7 +233,7 @@ def test_settings_of_spiffe_helper_are_documented_ones() -> None:
         "renew_signal", "svid_file_name", "svid_key_file_name", "svid_bundle_file_name", "include_federated_domains",
         "cert_file_mode", "key_file_mode", "hint", "omit_expired",
     }  # fmt: skip
-    file = ROOT / "examples/kubernetes/jobset-spire.yaml"
+    file = ROOT / "examples/kubernetes/overlays/spire/kustomization.yaml"
     (text,) = (each["data"]["helper.conf"] for each in documents(file) if "helper.conf" in each.get("data", {}))
     values = dict(line.split(" = ") for line in text.splitlines())
     assert set(values) <= known
@@ -247,8 +247,8 @@ def test_settings_of_spiffe_helper_are_documented_ones() -> None:
 @pytest.mark.parametrize(
     ("guide", "example"),
     [
-        ("kubernetes", "examples/kubernetes/jobset.yaml"),
-        ("kubeflow", "examples/kubeflow/trainjob.yaml"),
+        ("kubernetes", "examples/kubernetes/base/jobset.yaml"),
+        ("kubernetes", "examples/kubernetes/overlays/secret/jobset.yaml"),
         ("slurm", "examples/slurm/train.sbatch"),
         ("slurm", "examples/slurm/policy.toml"),
     ],
@@ -256,6 +256,12 @@ def test_settings_of_spiffe_helper_are_documented_ones() -> None:
 def test_guides_show_the_examples_as_they_are(guide: str, example: str) -> None:
     shown = re.findall(r"```\w+\n(.*?)```", (ROOT / f"docs/guides/{guide}.md").read_text(), re.DOTALL)
     assert (ROOT / example).read_text() in shown
+
+
+def test_the_guide_to_kubeflow_shows_the_trainjob_as_it_is() -> None:
+    parts = (ROOT / "examples/kubeflow/trainjob.yaml").read_text().split("---\n")
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/guides/kubeflow.md").read_text(), re.DOTALL)
+    assert shown in parts and "\nkind: TrainJob\n" in shown
 
 
 @pytest.mark.parametrize("guide", ["kubernetes", "kubeflow", "slurm"])
