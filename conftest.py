@@ -25,12 +25,13 @@ ROOT = Path(__file__).parent
 TESTS = (ROOT / "tests", ROOT / "lab" / "tests")
 WITHIN_ONE_PROCESS = ("unit", "vectors", "fuzz")  # folders of tests that start no process, but for marked ones
 NOT_FAST = ("processes", "slow", "exhaustive", "nightly")  # of those folders
+WITH_FRAMEWORKS = ("test_nvflare.py",)  # only with --full: they need what `scripts/install --frameworks` installs
 LONG = (  # few and long tests. They begin first: begun last, one of these files would run alone at the end
     "test_frameworks.py",
     "test_strategies.py",
     "test_wheels.py",
-    "test_strategies_device.py",
     "test_image.py",
+    "test_strategies_device.py",
     "test_device_faults.py",
     "test_device_memory.py",
     "test_inference.py",
@@ -81,7 +82,9 @@ def refuse_processes(event: str, _: tuple[object, ...]) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --rest, don't import a file of which --fast runs every test."""
+    """With --rest, don't import a file of which --fast runs every test. A file that is named is not ignored."""
+    if collection_path.name in WITH_FRAMEWORKS and not config.getoption("--full"):
+        return True
     if config.getoption("--rest") and collection_path.suffix == ".py" and has_fast_tests(collection_path):
         text = collection_path.read_text()
         return not any(f"mark.{name}" in text for name in NOT_FAST) and "exhaustive" not in text
