@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.backend.inside import NCCL_SETTINGS
 from ringfence.config.settings import KNOWN
 from scripts.site import reference
 
@@ -36,6 +37,11 @@ def test_every_setting_is_documented() -> None:
         for name in pattern.findall(file.read_text())
     }
     assert used == set(KNOWN)
+
+
+def test_the_guide_to_nccl_names_the_variables_that_ringfence_sets() -> None:
+    listed = re.findall(r"^\| `(NCCL_\w+)=(\S+)` \|", (ROOT / "docs/guides/nccl.md").read_text(), re.MULTILINE)
+    assert dict(listed[:-1]) == NCCL_SETTINGS and listed[-1] == ("NCCL_RAS_ENABLE", "0")
 
 
 def test_nothing_installs_ringfence_by_its_name_alone() -> None:
