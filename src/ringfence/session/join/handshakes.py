@@ -252,11 +252,13 @@ class Handshakes:
         The next connection tries again. Raises EvidenceError once that has failed for EVIDENCE_SECONDS.
         """
         seconds = self.collector.failure_window.record(peer.collecting_since, time.monotonic())
-        if seconds >= keys.EVIDENCE_SECONDS:
+        is_over = seconds >= keys.EVIDENCE_SECONDS
+        if not is_over:
+            self._events.on_no_proof(error)
+        self.drop(peer, "this worker could not collect a proof")
+        if is_over:
             rank = self._hello.entry.rank
             raise EvidenceError(f"rank {rank} could not collect a proof for {seconds:.0f} s: {error}") from error
-        self._events.on_no_proof(error)
-        self.drop(peer, "this worker could not collect a proof")
 
     # -- time -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,59 @@
+"""An agent that hosts the store and cannot present evidence for a while: it stays, and admits others as soon as it can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+
+from ringfence import keys
+from ringfence.admission.entry import Entry
+from ringfence.admission.handshake import Binding
+from ringfence.errors import ConfigurationError
+from ringfence.launch.agent_admission import AgentAdmission
+from tests.attack.launch_attacks import Admissions, Service
+from tests.limits import FAR
+
+pytestmark = pytest.mark.processes
+
+FAILURES = 3
+
+
+class Unavailable:
+    """A prover whose service is down for the first few proofs."""
+
+    def __init__(self, genuine: AgentAdmission) -> None:
+        self.genuine = genuine.prover
+        self.asked = 0
+
+    @property
+    def kind(self) -> int:
+        return self.genuine.kind
+
+    def prove(self, binding: Binding) -> bytes:
+        self.asked += 1
+        if self.asked <= FAILURES:
+            raise ConfigurationError("the service is down")
+        return self.genuine.prove(binding)
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return self.genuine.endorse(entry, proof_digest)
+
+
+def test_a_host_without_evidence_drops_each_agent_and_admits_it_later() -> None:
+    """The limit on how long evidence may be missing is zero here: it ends a worker's join, and must not end the host."""
+    log, provers = Admissions(), []
+
+    class WithoutEvidence(Service):
+        def _admission(self, rank: int) -> AgentAdmission:
+            made = super()._admission(rank)
+            if rank == 0:
+                provers.append(Unavailable(made))
+                made = replace(made, prover=provers[0])
+            return made
+
+    with patch.multiple(keys, EVIDENCE_SECONDS=0.0, ADMISSION_SECONDS=FAR):
+        service = WithoutEvidence()  # raises unless both agents are in the round
+        service.stop()
+    assert (provers[0].asked, log.warnings, log.count) == (FAILURES + 1, FAILURES, 1)
