@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 
 from ringfence import keys
+from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry
-from ringfence.admission.handshake import Binding
 from ringfence.errors import ConfigurationError
 from ringfence.launch.agent_admission import AgentAdmission
 from tests.attack.launch_attacks import Admissions, Service
