@@ -47,7 +47,6 @@ COLUMNS: Final[dict[str, Callable[[Result, VariantResult, VariantResult], str]]]
     "Gloo, sent": lambda _, gloo, ours: size_text(gloo.wire_bytes),
     "ringfence, sent": lambda _, gloo, ours: size_text(ours.wire_bytes),
     "ringfence, sealed": lambda _, gloo, ours: size_text(ours.counted.sealed) if ours.counted else "–",
-    "inside machines": lambda _, gloo, ours: size_text(ours.counted.local) if ours.counted else "–",
     "cores in use, Gloo / ringfence": lambda _, gloo, ours: (
         f"{gloo.cpu_seconds / gloo.seconds:.1f} / {ours.cpu_seconds / ours.seconds:.1f}"
     ),
@@ -83,11 +82,11 @@ def compared(labels: Iterable[str], columns: Iterable[str], cases: Cases) -> str
 # -- what was measured ------------------------------------------------------------------------------------------------
 
 
-def all_reduces(edition: Edition, counts: Iterable[int], **settings: Any) -> Cases:
+def all_reduces(edition: Edition, counts: Iterable[int], sizes: Iterable[int] = LARGE, **settings: Any) -> Cases:
     return [
         ((str(workers), size_text(size)), edition.collective("all_reduce", size, workers, **settings))
         for workers in counts
-        for size in LARGE
+        for size in sizes
     ]
 
 
@@ -128,24 +127,24 @@ def rates(edition: Edition) -> Iterator[tuple[tuple[str, ...], Result | None]]:
 
 
 def machines(edition: Edition, inside: bool) -> Cases:
-    """Cells of the study of machines x workers; of small calls the slowest of Gloo's would dominate the ratios."""
+    """Cells of DDP's buckets in the study of machines x workers."""
     found = []
     for each in edition.machines.results if edition.machines else ():
         case = each.case
-        if case["kind"] != "collective" or PROFILED in case["variants"] or case["size"] < SIZE:
+        if case["kind"] != "collective" or PROFILED in case["variants"] or case["size"] != SIZE:
             continue
         if (case["hosts"] == 1) is inside:
-            name, size, workers = name_of(case["operation"]), size_text(case["size"]), case["workers"]
+            name, workers = name_of(case["operation"]), case["workers"]
             place = f"{case['hosts']} x {workers // case['hosts']}"
-            cells = (name, size, str(workers)) if inside else (place, RATES[case["rate"]], name, size)
-            key = (case["hosts"], workers, OPERATIONS.index(case["operation"]), case["rate"] or "", case["size"])
+            cells = (name, str(workers)) if inside else (place, RATES[case["rate"]], name)
+            key = (case["hosts"], workers, OPERATIONS.index(case["operation"]), case["rate"] or "")
             found.append((key, cells, each))
     return [(cells, each) for _, cells, each in sorted(found, key=lambda each: each[0])]
 
 
 def between(edition: Edition, place: str) -> tuple[Result, VariantResult]:
     """The all-reduce of 25 MiB over links that are not limited, between machines as in "2 x 4", and ringfence's line."""
-    wanted = (place, RATES[None], "all-reduce", size_text(SIZE))
+    wanted = (place, RATES[None], "all-reduce")
     result = next((result for cells, result in machines(edition, inside=False) if cells == wanted), None)
     line = line_of(result)
     assert result and line, f"the study of machines has no cell {wanted}"
@@ -223,21 +222,23 @@ def two_workers(edition: Edition) -> str:
 def rivals(edition: Edition) -> str:
     """The ratio of ringfence to each other variant."""
     rows = [
-        (*cells, title, ratio_text(result.sealed_over[name]))
-        for cells, result in all_reduces(edition, (2, 4))
+        (cells[0], title, ratio_text(result.sealed_over[name]))
+        for cells, result in all_reduces(edition, (2, 4), (SIZE,))
         for name, title in RIVALS.items()
         if result and name in result.sealed_over
     ]
-    return table(("workers", "size", "other variant", "ringfence over it"), rows)
+    return table(("workers", "other variant", "ringfence over it"), rows)
 
 
 def stages(edition: Edition) -> str:
     rows, names = [], []
     for (operation, size, workers), line in profiles(edition):
+        if size != SIZE:
+            continue
         names = list(line.stages or {})
         shares = [f"{share:.0%}" for share in (line.stages or {}).values()]
-        rows.append([name_of(operation), workers, size_text(size), *shares, f"{line.cpu_ns_per_byte or 0:.2f}"])
-    return table(("", "workers", "size", *names, "CPU ns/B"), rows)
+        rows.append([name_of(operation), workers, *shares, f"{line.cpu_ns_per_byte or 0:.2f}"])
+    return table(("25 MiB", "workers", *names, "CPU ns/B"), rows)
 
 
 def profiles(edition: Edition) -> Iterator[tuple[tuple[str, int, int], VariantResult]]:
@@ -294,7 +295,7 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "times": lambda edition: compared(
         ("workers", "size"),
         ("Gloo, CPU ns/B", "ringfence, CPU ns/B", "Gloo, sent", "ringfence, sent"),
-        all_reduces(edition, (2, 4, 8)),
+        all_reduces(edition, (2, 4, 8), (SIZE,)),
     ),
     "costs": rivals,
     "tunnels": tunnels,
@@ -309,19 +310,17 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "rates": lambda edition: compared(
         ("rate", "burst", "hosts", "size"),
         ("Gloo", "ratio", "Gloo / Gloo", "cores in use, Gloo / ringfence"),
-        rates(edition),
+        ((cells, result) for cells, result in rates(edition) if cells[3] == size_text(SIZE)),
     ),
     "stages": stages,
     "memory": memory,
     "machines-circumstances": machines_circumstances,
     "machines-between": lambda edition: compared(
-        ("machines x workers", "rate", "collective", "size"),
-        (*TIMES, "Gloo, sent", "ringfence, sealed", "inside machines"),
+        ("machines x workers", "rate", "collective"),
+        (*TIMES, "Gloo, sent", "ringfence, sealed"),
         machines(edition, inside=False),
     ),
-    "machines-inside": lambda edition: compared(
-        ("collective", "size", "workers"), (*TIMES, "inside machines"), machines(edition, inside=True)
-    ),
+    "machines-inside": lambda edition: compared(("collective", "workers"), TIMES, machines(edition, inside=True)),
 }
 
 

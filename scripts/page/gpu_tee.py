@@ -15,7 +15,7 @@ from ringfence_lab.report.figure import Picture, Table, over, ratio_of
 from ringfence_lab.report.labels import order, ratio_text
 from ringfence_lab.report.page import machine_text
 from ringfence_lab.report.study import Study
-from ringfence_lab.report.tee_page import headline, inputs, summary
+from ringfence_lab.report.tee_page import headline, summary
 from ringfence_lab.report.write import TEE_BUILDERS
 from ringfence_lab.study import grid, tee_cost
 from scripts.generated import table
@@ -66,17 +66,6 @@ def _summary(found: Study) -> str:
     return "\n".join([f"**{headline(found)}**", "", *(f"- {each}" for each in summary(found)), "", about])
 
 
-def _inputs(found: Study) -> str:
-    """The figures of the presets: a row for each input, with what it is said once."""
-    groups = inputs(found).groups
-    header = ("input", "of what", *(title for preset in groups for title in (preset, "source")))
-    rows = []
-    for (name, value, about, source), *others in zip(*groups.values(), strict=True):
-        beside = ((other[1], "the same" if other[1::2] == (value, source) else other[3]) for other in others)
-        rows.append((name, about, value, source, *itertools.chain(*beside)))
-    return _table(Table(header, {"": rows}))
-
-
 def _steps(found: Study) -> str:
     """All steps, without the columns of ringfence, which has a table of its own."""
     made = tee.all_steps(found)
@@ -124,7 +113,6 @@ TABLES: Final[dict[str, Callable[[Study], str]]] = {
     "steps": _steps,
     "dilations": lambda found: _by_cell(tee.dilations(found)),
     "sensitivity": lambda found: _by_cell(tee.sensitivity(found)),
-    "inputs": _inputs,
     "point-choices": lambda _: published_point.choices(),
     "point-steps": lambda _: published_point.steps(study.read(RESULTS / "gpu-tee-published")),
 }

@@ -113,7 +113,7 @@ def counts(_: Path) -> str:
     """What one worker does in a collective of 25 MiB, by the number of workers."""
     shown: list[Sequence[str]] = [("collective", *plan_counts.HEADER)]
     for name in _COUNTED:
-        found = plan_counts.counted(name, _SIZE, 1, (8, 64, 1024, 16_384))
+        found = plan_counts.counted(name, _SIZE, 1, (8, 1024, 16_384))
         shown += [(name.replace("_", "-"), *row) for row in plan_counts.rows(name, _SIZE, 1, found)]
     return markdown(shown)
 

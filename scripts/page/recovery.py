@@ -25,7 +25,7 @@ CASES: Final = {
     "node": "an agent and its workers",
     "host": "the store's host",
 }
-PHASES: Final = {"training": ("training",), "starting, or starting again": ("start", "restart")}
+PHASES: Final = {"training": ("training",), "starting": ("start", "restart")}
 
 Rows = Sequence[dict[str, Any]]
 
@@ -64,11 +64,9 @@ def _times(rows: Rows) -> str:
             struck = [hit for row in rows if row["mode"] == mode for hit in row.get("hits", ()) if hit["case"] == case]
             for when, phases in PHASES.items():
                 if hits := [hit for hit in struck if hit["phase"] in phases]:
-                    times = [_pair([hit[name] for hit in hits]) for name in ("next_step", "since_restart")]
-                    lines.append((title, victim, when, len(hits), *times[0], *times[1]))
+                    lines.append((title, victim, when, len(hits), *_pair([hit["next_step"] for hit in hits])))
                     title = victim = ""
-    header = ("kills", "to the next step, median", "worst", "after it is back, median", "worst")
-    return table(("", "killed", "while", *header), lines, left=3)
+    return table(("", "killed", "while", "kills", "to the next step, median", "worst"), lines, left=3)
 
 
 def _pair(seconds: list[float | None]) -> tuple[str, str]:

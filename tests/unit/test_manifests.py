@@ -248,7 +248,6 @@ def test_settings_of_spiffe_helper_are_documented_ones() -> None:
     ("guide", "example"),
     [
         ("kubernetes", "examples/kubernetes/base/jobset.yaml"),
-        ("kubernetes", "examples/kubernetes/overlays/secret/jobset.yaml"),
         ("slurm", "examples/slurm/train.sbatch"),
         ("slurm", "examples/slurm/policy.toml"),
     ],
