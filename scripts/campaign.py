@@ -102,10 +102,10 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
     "admission": (
         25,
         [
-            _admission("--workers 64,256,1024,4096 --rounds 10", "admission"),
-            _admission("--workers 64,256,1024 --proof certificate --verifiers 24 --processes 0", "admission-certificate"),
-            _admission("--workers 4096 --verifiers 0 --processes 0", "admission-everybody"),
-            _admission("--workers 4096 --proof certificate --verifiers 6 --processes 0", "admission-agreement"),
+            _admission("--workers 64,256,1024,4096", "admission"),
+            _admission("--workers 64,256,1024 --proof certificate --verifiers 24", "admission-certificate"),
+            _admission("--workers 4096 --verifiers 0", "admission-everybody"),
+            _admission("--workers 4096 --proof certificate --verifiers 6", "admission-agreement"),
         ],
     ),
     "recovery": (

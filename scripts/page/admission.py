@@ -4,7 +4,6 @@ link-handshake.json, which scripts printed that have been removed since."""
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -51,14 +50,9 @@ def _row(cost: Any, note: str = "") -> tuple[str, ...]:
 def _groups(results: Results) -> str:
     found, machine = results["admission"], results["admission"]["machine"]
     version = " ".join(machine["openssl"].split()[:2])
-    joins = found["processes"]
-    seconds = sorted(each["seconds"] for each in joins["rounds"])
-    cpu = statistics.median(each["cpu"] for each in joins["rounds"]) / joins["workers"]
     return (
         f"The second command, on {machine['cores']} cores of an {machine['cpu']} that others were using too "
-        f"({machine['kernel']}, Python {machine['python']}, {version}), on {found['date']}:\n\n{_costs(found)}\n\n"
-        f"{joins['workers']} processes: {statistics.median(seconds):.2f} s (median of {len(seconds)} joins, "
-        f"{seconds[0]:.2f} to {seconds[-1]:.2f}) from the word to join until the last was in; {time_text(cpu)} of CPU each."
+        f"({machine['kernel']}, Python {machine['python']}, {version}), on {found['date']}:\n\n{_costs(found)}"
     )
 
 

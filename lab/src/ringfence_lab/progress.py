@@ -1,17 +1,13 @@
-"""What is under way, on standard error: a bar or a line, drawn by rich where that is a terminal."""
+"""What is under way, on standard error: a bar, drawn by rich where that is a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Self
 
 from rich.console import Console
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
-from rich.text import Text
 
 
 class Progress:
@@ -55,11 +51,3 @@ class Progress:
     def end(self) -> None:
         """Remove the bar."""
         self._bar.stop()
-
-
-@contextmanager
-def status() -> Iterator[Callable[[str], None]]:
-    """Show what is under way in one line on standard error, until the block ends; nothing if that is not a terminal."""
-    console = Console(stderr=True)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield lambda what: live.update(Text(what, no_wrap=True, overflow="ellipsis"), refresh=True)

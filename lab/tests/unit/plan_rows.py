@@ -41,9 +41,7 @@ TRUTH = {
 
 def machine() -> Hardware:
     """The machine that the rows are made from."""
-    ground = _ground(
-        "truth", 2, {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.1, "reduce": 0.053, "copy": 0.05}
-    )
+    ground = _ground(2, {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.1, "reduce": 0.053, "copy": 0.05})
     return Hardware("truth", ground.title, ground.figures, TRUTH)
 
 

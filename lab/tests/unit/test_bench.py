@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from ringfence.collectives import Collective
+from ringfence.collectives.counts import count
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import machine, memory_use, names
-from ringfence_lab.bench.byte_counts import stage_bytes
 from ringfence_lab.bench.intervals import interval, ratios, resolution
 from ringfence_lab.bench.measure import Measured
 from ringfence_lab.bench.netns import bits_per_second, burst_bytes
@@ -200,21 +201,26 @@ def test_samples_that_cannot_be_written_are_refused_with_their_file(tmp_path: Pa
 # -- the bytes of stages --------------------------------------------------------------------------------------------
 
 
+def moved(operation: str, size: int, ranks: int) -> tuple[int, ...]:
+    """Bytes that are sent, opened, sealed and reduced, over all ranks."""
+    found = [count(Collective[operation.upper()], ranks, size, rank=rank) for rank in range(ranks)]
+    columns = [(each.sealed, each.opened, each.encrypted, each.reduced) for each in found]
+    return tuple(map(sum, zip(*columns, strict=True)))
+
+
 @pytest.mark.parametrize("operation", names.OPERATIONS)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_large_collectives_move_the_necessary_bytes_and_no_more(operation: str, ranks: int) -> None:
     size = 24 << 20
-    moved = stage_bytes(operation, size, ranks)
-    assert moved["send"] == moved["receive"] == names.necessary_bytes(operation, size, ranks)
-    assert moved["open"] == moved["receive"]
-    assert moved["seal"] <= moved["send"]
+    sent, opened, sealed, _ = moved(operation, size, ranks)
+    assert sent == opened == names.necessary_bytes(operation, size, ranks)
+    assert sealed <= sent
 
 
 def test_what_is_forwarded_is_sealed_once() -> None:
     size = 24 << 20
-    assert stage_bytes("all_gather", size, 4)["seal"] == size
-    assert stage_bytes("all_reduce", size, 4)["seal"] == 3 * size + size
-    assert stage_bytes("all_reduce", size, 4)["reduce"] == 3 * size
+    assert moved("all_gather", size, 4)[2] == size
+    assert moved("all_reduce", size, 4)[2:] == (3 * size + size, 3 * size)
 
 
 # -- words and numbers ----------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from lab.tests.unit.schedule_simulation import Simulation
 from ringfence.collectives import Collective, ScheduleId, build
+from ringfence.collectives.counts import count
 from ringfence.collectives.passes import PASS_BYTES
 from ringfence_lab.plan import hardware, models
-from ringfence_lab.plan.cost import collective_cost, staged, without_device
+from ringfence_lab.plan.cost import collective_cost, staged
 from ringfence_lab.plan.hardware import Hardware
 from ringfence_lab.plan.schedules import SYMMETRIC, busiest, chain, copied, machines_of, schedule_of, tasks, usual
 from ringfence_lab.plan.steps import Question, collective, step
@@ -21,8 +22,8 @@ from ringfence_lab.plan.work import FREE, VARIANTS, Cost, load, stage_costs
 
 KIB, MIB = 1 << 10, 1 << 20
 RINGS = (ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_GATHER_RING, ScheduleId.REDUCE_SCATTER_RING)
-TREES = (ScheduleId.BROADCAST_TREE, ScheduleId.REDUCE_TREE)
-CHAINS = (ScheduleId.BROADCAST_CHAIN, ScheduleId.REDUCE_CHAIN)
+TREES = (ScheduleId.BROADCAST_TREE,)
+CHAINS = (ScheduleId.BROADCAST_CHAIN,)
 HALVING = (
     ScheduleId.ALL_REDUCE_HALVING,
     ScheduleId.REDUCE_SCATTER_HALVING,
@@ -125,20 +126,14 @@ def test_more_bytes_never_cost_less_and_sealing_is_never_free(workers: int, size
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_bytes_through_each_stage_are_those_of_the_schedules(workers: int) -> None:
     """Against the count that the benchmark's lower bound is made from: over all workers of a ring."""
-    from ringfence_lab.bench import byte_counts
-
     counted, alike = busiest(ScheduleId.ALL_REDUCE_RING, workers)
     size = 24 * MIB
     done = load(VARIANTS["ringfence"], counted[0], size)
-    total = byte_counts.stage_bytes("all_reduce", size, workers)
+    each = count(Collective.ALL_REDUCE, workers, size)
     assert alike
-    assert {
-        "seal": done.sealed * workers,
-        "open": done.opened * workers,
-        "reduce": done.reduced * workers,
-        "send": done.sent * workers,
-        "receive": done.received * workers,
-    } == pytest.approx(total)
+    assert (done.sealed, done.opened, done.reduced, done.sent, done.received) == pytest.approx(
+        (each.encrypted, each.opened, each.reduced, each.sealed, each.opened)
+    )
 
 
 def test_those_called_symmetric_are() -> None:
@@ -148,7 +143,7 @@ def test_those_called_symmetric_are() -> None:
         assert all(other == first for other in others), identifier.name
 
 
-LOGARITHMIC = ("BRUCK", "DOUBLING", "BARRIER")  # on machines, their workers differ in more than three ways
+LOGARITHMIC = ("BRUCK", "DOUBLING")  # on machines, their workers differ in more than three ways
 
 
 @pytest.mark.parametrize("machines", [1, 2, 3])
@@ -184,9 +179,7 @@ def test_workers_that_share_cores_pay_for_it(identifier: ScheduleId) -> None:
             assert closed == pytest.approx(exact, rel=0.25), (workers, size)
 
 
-@pytest.mark.parametrize(
-    "operation", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"]
-)
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"])
 def test_costs_on_machines_of_several_workers_are_near_the_simulation(operation: str) -> None:
     """What the runtime's table chooses there: half of all within 5 %, all within 40 %."""
     off = []
@@ -283,8 +276,9 @@ def test_a_worker_copies_what_it_reads_and_writes(name: str, down: float, up: fl
 
 
 def test_what_copies_add_is_never_negative_and_named() -> None:
+    host = GPU.with_values(device_copy_rate=0)
     for whole in (1e3, 1e6, 1e8):
-        on_host = collective_cost(without_device(GPU), VARIANTS["ringfence"], ScheduleId.ALL_REDUCE_RING, 4, whole)
+        on_host = collective_cost(host, VARIANTS["ringfence"], ScheduleId.ALL_REDUCE_RING, 4, whole)
         found = collective_cost(GPU, VARIANTS["ringfence"], ScheduleId.ALL_REDUCE_RING, 4, whole)
         assert found.terms["host-device copy"] > 0
         assert found.seconds == pytest.approx(on_host.seconds + found.terms["host-device copy"])

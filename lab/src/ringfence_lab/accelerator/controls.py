@@ -23,31 +23,15 @@ DEFAULT_DEVICES: Final = 2
 MAX_DEVICES: Final = 8
 LIBCRYPTO: Final = "libcrypto.so.3"  # of OpenSSL 3
 
-_COUNTED: Final = (  # in the order of the library
-    *(
-        "pinned_bytes",
-        "pinned_peak_bytes",
-        "host_blocked_seconds",
-        "copies_down",
-        "copies_up",
-        "bytes_down",
-        "bytes_up",
-    ),
-    *("sealed_copies", "sealed_bytes", "late_seconds", "crypto_seconds", "host_waits"),
-)
-
 _loading = threading.Lock()
 
 
 class Stats(NamedTuple):
-    """Counts of this process, since it loaded the device."""
+    """Counts of this process, since it loaded the device, in the order of the library."""
 
     pinned_bytes: int  # pinned host memory that is allocated now: in use and cached
     pinned_peak_bytes: int
-    device_bytes: tuple[int, ...]  # memory in use, of each device
-    device_reserved_bytes: tuple[int, ...]  # and with what its allocator has cached
-    host_waits: int  # how often threads of the host have begun to wait for streams, events and copies
-    host_blocked_seconds: float  # and how long they waited
+    host_blocked_seconds: float  # how long threads of the host waited
     copies_down: int  # device to host
     copies_up: int  # host to device
     bytes_down: int
@@ -56,6 +40,9 @@ class Stats(NamedTuple):
     sealed_bytes: int
     late_seconds: float  # for which simulated time stood still, because this machine was too slow
     crypto_seconds: float  # CPU time of encryption and decryption
+    host_waits: int  # how often threads of the host have begun to wait for streams, events and copies
+    device_bytes: tuple[int, ...]  # memory in use, of each device
+    device_reserved_bytes: tuple[int, ...]  # and with what its allocator has cached
 
 
 def prepare() -> Path:
@@ -215,11 +202,13 @@ def reset() -> None:
 
 def stats() -> Stats:
     """Return what the device counted so far."""
-    values = _ops().stats()
-    found: dict[str, Any] = dict(zip(_COUNTED, values, strict=False))
-    memory = values[len(_COUNTED) :]  # in use and reserved, of each device
-    found |= {name: value / 1e9 for name, value in found.items() if name.endswith("_seconds")}  # from nanoseconds
-    return Stats(**found, device_bytes=tuple(memory[::2]), device_reserved_bytes=tuple(memory[1::2]))
+    values, counted = _ops().stats(), Stats._fields[:-2]
+    memory = values[len(counted) :]  # in use and reserved, of each device
+    found = [
+        value / 1e9 if name.endswith("_seconds") else value  # from nanoseconds
+        for name, value in zip(counted, values, strict=False)
+    ]
+    return Stats._make([*found, tuple(memory[::2]), tuple(memory[1::2])])
 
 
 @contextlib.contextmanager

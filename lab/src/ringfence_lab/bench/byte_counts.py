@@ -45,15 +45,3 @@ def traffic(
     return Traffic(
         sum(each.sealed for each in found), sum(each.wire for each in found), sum(each.local for each in found)
     )
-
-
-def stage_bytes(operation: str, size: int, ranks: int, table: Thresholds | None = None) -> dict[str, int]:
-    """Return the bytes that pass through each stage, over all ranks, each on a machine of its own."""
-    found = [count(Collective[operation.upper()], ranks, size, table, rank=rank) for rank in range(ranks)]
-    return {
-        "seal": sum(each.encrypted for each in found),
-        "open": sum(each.opened for each in found),
-        "reduce": sum(each.reduced for each in found),
-        "send": sum(each.sealed for each in found),
-        "receive": sum(each.opened for each in found),
-    }

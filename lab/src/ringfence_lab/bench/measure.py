@@ -14,7 +14,6 @@ from ringfence_lab.bench import machine
 from ringfence_lab.bench.netns import Hosts, burst_bytes
 from ringfence_lab.bench.samples import Case, Round, Samples
 from ringfence_lab.bench.tunnels import tunnels
-from ringfence_lab.bench.units import size_text
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
 from ringfence_lab.progress import Progress
 
@@ -68,7 +67,7 @@ def measure(setup: Setup, cases: Sequence[Mapping[str, Any]], facts: Mapping[str
                 samples.begin({**facts, **worker_pool.facts}, setup.command, machine.now())
                 for case, left in missing:
                     if case["workers"] == workers:
-                        what = describe(case)
+                        what = f"{case.get('model') or case['operation']}, {workers} workers"
                         progress.say(what)
                         one = rounds_of(worker_pool, case)
                         for _ in range(left):
@@ -90,17 +89,6 @@ def placements_for(
         return
     with Hosts(hosts, rate) as made, tunnels(made.ends, variants):
         yield made.placements(workers)
-
-
-def describe(case: Case) -> str:
-    """Return a short name of a case."""
-    workers = f"{case['workers']} workers"
-    if case["kind"] == "training":
-        buckets = f" {case['bucket_mb']:g} MiB" if case["bucket_mb"] else ""
-        return f"{case['model']}, {case['strategy']}{buckets}, {workers}"
-    if case["kind"] == "trace":
-        return f"trace of {case['model']}, {workers}"
-    return f"{case['operation']}, {size_text(case['size'])}, {workers}{device_text(case)}"
 
 
 def device_text(case: Case) -> str:

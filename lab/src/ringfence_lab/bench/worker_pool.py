@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
-import select
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -19,14 +19,13 @@ from ringfence.config.private_files import new_secret_file
 from ringfence.config.settings import inherited
 from ringfence.errors import RingfenceError
 from ringfence.runtime import staging_times
-from ringfence_lab.bench.json_pipe import JsonPipe, Message
+from ringfence_lab.bench.json_pipe import Message, receive, send
 
 _ANSWER_SECONDS: Final = 600.0
 _LEAVING_SECONDS: Final = 5.0
 _LOG_BYTES: Final = 2000
 TRANSPORTS: Final = "ringfence_lab.bench.worker"  # modules that workers run
 RINGS: Final = "ringfence_lab.bench.tee_worker"
-JOINS: Final = "ringfence_lab.bench.admission_processes"
 
 
 class BenchError(RingfenceError):
@@ -64,7 +63,7 @@ class WorkerPool:
         self._settings = {"variants": list(variants), "device": device, **settings}
         self._temporary = tempfile.TemporaryDirectory(prefix="ringfence-bench-")
         self._folder = Path(self._temporary.name)
-        self._workers: list[tuple[subprocess.Popen[bytes], JsonPipe]] = []
+        self._workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
         try:
             new_secret_file(self._folder / "secret")
             Authority.open_or_make(self._folder, None, "bench.example").issue(["ring"], days=1)
@@ -75,9 +74,8 @@ class WorkerPool:
             self.close()
             raise
 
-    def _start(self, rank: int, placement: Placement) -> tuple[subprocess.Popen[bytes], JsonPipe]:
-        ours, theirs = socket.socketpair()
-        ours.settimeout(_ANSWER_SECONDS)
+    def _start(self, rank: int, placement: Placement) -> tuple[subprocess.Popen[bytes], Connection]:
+        ours, theirs = multiprocessing.Pipe()
         config = {
             "rank": rank,
             "size": self.size,
@@ -108,7 +106,7 @@ class WorkerPool:
                 stderr=log,
                 start_new_session=True,
             )
-        return process, JsonPipe(ours)
+        return process, ours
 
     @property
     def processes(self) -> list[int]:
@@ -123,25 +121,22 @@ class WorkerPool:
 
         Raises BenchError if a worker fails, ends or does not answer.
         """
-        for _, channel in self._workers:
+        for _, pipe in self._workers:
             with contextlib.suppress(OSError):  # it has ended: reading its answer reports that
-                channel.send({"do": command, **arguments})
+                send(pipe, {"do": command, **arguments})
         answers: dict[int, Message] = {}
         while len(answers) < self.size:  # in any order: after a failure the others may never answer
-            waiting = {channel: rank for rank, (_, channel) in enumerate(self._workers) if rank not in answers}
-            ready, _, _ = select.select(list(waiting), [], [], _ANSWER_SECONDS)
+            waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._workers) if rank not in answers}
+            ready = [pipe for pipe in wait(list(waiting), _ANSWER_SECONDS) if isinstance(pipe, Connection)]
             if not ready:
                 silent = ", ".join(map(str, waiting.values()))
                 raise BenchError(f"worker {silent} of the benchmark sent no answer for {_ANSWER_SECONDS:.0f} s")
-            for channel in ready:
-                answers[waiting[channel]] = self._answer(waiting[channel], channel)
+            for pipe in ready:
+                answers[waiting[pipe]] = self._answer(waiting[pipe], pipe)
         return [answers[rank] for rank in range(self.size)]
 
-    def _answer(self, rank: int, channel: JsonPipe) -> Message:
-        try:
-            message = channel.receive()
-        except OSError:
-            message = None
+    def _answer(self, rank: int, pipe: Connection) -> Message:
+        message = receive(pipe)
         if message is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._workers[rank][0].wait(_LEAVING_SECONDS)
@@ -164,8 +159,8 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        for _, channel in self._workers:
-            channel.close()
+        for _, pipe in self._workers:
+            pipe.close()
         for process, _ in self._workers:
             try:
                 process.wait(_LEAVING_SECONDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,25 +14,23 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from ringfence_lab.bench.admission import AdmissionCost
-    from ringfence_lab.bench.admission_processes import Joins
 
 DESCRIPTION = """\
 Measure what admission costs each worker. Groups in memory have real TLS, real proofs and a real roster, but no network:
 they give CPU time, bytes and handshakes per worker. From two or more groups the cost of a larger one is predicted, stage by
-stage. Processes join over real sockets: they give the elapsed time. Needs no torch.
+stage. Needs no torch.
 """
 
 EXAMPLES = """\
 examples:
-  ringfence bench admission                                     64, 256 and 1,024 in memory; 16 processes
+  ringfence bench admission                                     64, 256 and 1,024 workers
   ringfence bench admission --workers 64,256,1024,4096          a minute or two
   ringfence bench admission --workers 4096 --verifiers 0           every worker verifies all others: many minutes
   ringfence bench admission --workers 64,256 --proof certificate
-  ringfence bench admission --processes 16 --rounds 10 --workers 64,256 --json
+  ringfence bench admission --workers 64,256 --json
 """
 
 _STAGES = ("keys", "handshakes", "entries", "roster", "check", "agreement")
-_MOST_PROCESSES = 256
 _MOST_WORKERS = 1 << 16
 
 
@@ -46,11 +43,9 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--workers", type=_sizes, default=[64, 256, 1024], metavar="N,…", help="in memory; default: 64,256,1024"
-    )
+    parser.add_argument("--workers", type=_sizes, default=[64, 256, 1024], metavar="N,…", help="default: 64,256,1024")
     proofs = ("secret", "certificate")
-    parser.add_argument("--proof", choices=proofs, default="secret", help="of workers in memory; default: secret")
+    parser.add_argument("--proof", choices=proofs, default="secret", help="default: secret")
     parser.add_argument(
         "--verifiers",
         type=int,
@@ -59,8 +54,6 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="workers of each group that parse and verify the whole roster; the others compare bytes. 0: all; default: 64",
     )
     parser.add_argument("--predict", type=int, default=16384, metavar="N", help="default: 16384")
-    parser.add_argument("--processes", type=int, default=16, metavar="N", help="0: none; default: 16")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="joins of the processes; default: 5")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=run)
 
@@ -69,17 +62,16 @@ def run(options: argparse.Namespace) -> int:
     """Run `ringfence bench admission`."""
     from ringfence_lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
     from ringfence_lab.bench.admission import admit, predict
-    from ringfence_lab.bench.admission_processes import measure
     from ringfence_lab.bench.result_table import machine_text
-    from ringfence_lab.progress import status
+    from ringfence_lab.progress import Progress
 
-    if not 0 <= options.processes <= _MOST_PROCESSES or not 1 <= options.rounds <= 1000:
-        raise ConfigurationError(f"--processes goes up to {_MOST_PROCESSES}, --rounds from 1 to 1000")
     if not 2 <= options.predict <= 1 << 20 or options.verifiers < 0:
         raise ConfigurationError("--predict goes from 2 to 1048576, --verifiers from 0")
-    with status() as say:
-        joins = measure(options.processes, options.rounds, say) if options.processes else None
-        costs = [admit(size, options.verifiers or None, options.proof, say=say) for size in options.workers]
+    costs = []
+    with Progress(len(options.workers)) as progress:
+        for size in options.workers:
+            costs.append(admit(size, options.verifiers or None, options.proof, say=progress.say))
+            progress.step()
     predicted = [predict(costs, options.predict)] if len(costs) > 1 else []
     checked = predict(costs[:-1], costs[-1].workers) if len(costs) > 2 else None
     facts = machine.facts()
@@ -91,14 +83,11 @@ def run(options: argparse.Namespace) -> int:
             "groups": [cost.as_json() for cost in costs],
             "predicted": [cost.as_json() for cost in predicted],
             "last_group_predicted_from_the_others": checked.as_json() if checked else None,
-            "processes": joins.as_json() if joins else None,
         }
         print(json.dumps(document, indent=2))
         return 0
     print(machine_text(facts))
     print(_costs_text(costs, predicted, checked))
-    if joins is not None:
-        print(wrap(_joins_text(joins)))
     return 0
 
 
@@ -138,16 +127,6 @@ def _costs_text(
         )
     by_stage = table([("workers", *(f"CPU, {stage}" for stage in _STAGES)), *stages])
     return "\n".join(["", table([header, *totals]), "", by_stage, "", *map(wrap, notes)])
-
-
-def _joins_text(joins: Joins) -> str:
-    seconds = sorted(each.seconds for each in joins.rounds)
-    cpu = statistics.median(each.cpu for each in joins.rounds) / joins.workers
-    return (
-        f"{joins.workers} processes over sockets, {len(seconds)} joins: median {statistics.median(seconds):.3f} s until the "
-        f"last worker is admitted (fastest {seconds[0]:.3f}, slowest {seconds[-1]:.3f}), {cpu * 1e3:.1f} ms of CPU a worker. "
-        f"Their interpreters took {joins.start_seconds:.2f} s to start."
-    )
 
 
 def _sizes(text: str) -> list[int]:

@@ -83,7 +83,7 @@ def usable(variants: Mapping[str, Row], variant: str) -> bool:
     return row["kind"] == "collective" or alone(variants) is not None
 
 
-def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardware:
+def calibrate(rows: Iterable[Row], cores: int = 2) -> Hardware:
     """Return the profile of the machine on which these summary rows were measured.
 
     Raises ConfigurationError if fewer than four cells are usable.
@@ -92,14 +92,14 @@ def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardwa
     known = [cell for cell in cells.values() if usable(cell, BASELINE)]
     if len(known) < 4:
         raise ConfigurationError(f"a calibration needs at least four cells with both Gloo runs; there are {len(known)}")
-    hardware = _ground(name, cores, _stage_costs(cells, cores))
+    hardware = _ground(cores, _stage_costs(cells, cores))
     if any(workers_per_machine(cell[BASELINE]) > 1 for cell in known):
         hardware = _with_inside(hardware, known)
     variants = {}
     for variant in MEASURED:
         if mine := [cell for cell in known if usable(cell, variant)]:
             variants[variant] = _nearest(hardware, mine, variant, _names(mine, variant))
-    return Hardware(name, hardware.title, hardware.figures, variants)
+    return Hardware(hardware.name, hardware.title, hardware.figures, variants)
 
 
 def _with_inside(hardware: Hardware, cells: Sequence[Mapping[str, Row]]) -> Hardware:
@@ -112,7 +112,7 @@ def _with_inside(hardware: Hardware, cells: Sequence[Mapping[str, Row]]) -> Hard
     return Hardware(hardware.name, hardware.title, figures, hardware.variants)
 
 
-def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
+def _ground(cores: int, stages: Mapping[str, float]) -> Hardware:
     """Return the profile before the fit: all workers share the cores of one machine, without a network card."""
     known = {**_USUAL, **stages}
     here = {
@@ -139,7 +139,7 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
         measured = key == ("node", "cores") or (key[0] == "core" and key[1] in stages)
         reason = in_variants if key in _IN_VARIANTS else reasons.get(key[0], "everything is on one machine")
         figures[key] = Figure(here.get(key, 0.0), FROM_STUDY if measured else reason, not measured)
-    return Hardware(name, f"this machine: {cores} cores, all workers on it", figures)
+    return Hardware("here", f"this machine: {cores} cores, all workers on it", figures)
 
 
 def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:

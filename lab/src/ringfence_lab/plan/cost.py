@@ -277,12 +277,6 @@ def staged(hardware: Hardware, variant: Variant, identifier: ScheduleId, size: i
     return Cost(seconds, terms, bound, max(found.work, copying), found.cpu)
 
 
-@lru_cache(maxsize=64)
-def without_device(hardware: Hardware) -> Hardware:
-    """The same hardware with tensors in host memory."""
-    return hardware.with_values(device_copy_rate=0)
-
-
 def staging(hardware: Hardware, variant: Variant, size: int, whole: float, per_node: int) -> Cost:
     """Return the cost of torch's own copies in a gather or scatter of Gloo: of all of it, and of a worker's part."""
     spent = stage_costs(hardware, variant)

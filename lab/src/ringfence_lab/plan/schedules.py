@@ -37,7 +37,6 @@ SYMMETRIC: Final = frozenset(  # all workers do the same
         *_APART,
         ScheduleId.ALL_TO_ALL_BRUCK,
         ScheduleId.ALL_REDUCE_DOUBLING,
-        ScheduleId.BARRIER,
     }
 )
 # All workers do the same, but where a circle closes in the memory of a worker, it sends two messages in place of one.
@@ -56,7 +55,6 @@ _TWO_LEVELS: Final = {
     ScheduleId.REDUCE_SCATTER_TWO_LEVELS: (1, 1, 0, False),
     ScheduleId.ALL_GATHER_TWO_LEVELS: (0, 1, 1, False),
     ScheduleId.BROADCAST_TWO_LEVELS: (0, 1, 1, True),
-    ScheduleId.REDUCE_TWO_LEVELS: (1, 1, 0, True),
 }
 # The same where machines halve and double what they have, and a message inside a machine is all that a worker has.
 _TWO_LEVELS_HALVING: Final = {
@@ -110,8 +108,6 @@ def share(schedule: Schedule, place: Place) -> float:
         return sum(share(schedule, each) for each in schedule.scratch[place.part : place.part + place.parts])
     if place.buffer is Buffer.DATA:
         return place.parts / max(1, schedule.parts(Buffer.DATA))
-    if ScheduleId(schedule.identifier).name.startswith("REDUCE_") and "SCATTER" not in schedule.name.upper():
-        return float(place.parts)  # a reduce to one root: INPUT and OUTPUT are the whole
     return place.parts / schedule.size
 
 
@@ -252,7 +248,6 @@ def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Chai
             *([ChainMessage(inside, after, True, True)] if after and near else ()),
         )
     rounds, levels = (size - 1).bit_length(), size.bit_length() - 1
-    doubling = _doubled(size)
     both = 2 if identifier.name.startswith("ALL_REDUCE") else 1
     if identifier in TOGETHER:
         return tuple(ChainMessage(part, both, False) for part in _in_turn(size))
@@ -265,21 +260,13 @@ def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Chai
             return (ChainMessage(1 / size, size - 1, True),)
         case ScheduleId.ALL_REDUCE_DOUBLING:
             return (ChainMessage(1.0, levels + (2 if size > 1 << levels else 0), True),)
-        case ScheduleId.GROUP_OPENING:
-            return (ChainMessage(1.0, 2 * levels, True),)
-        case ScheduleId.REDUCE_TREE | ScheduleId.BROADCAST_TREE:
+        case ScheduleId.BROADCAST_TREE | ScheduleId.BROADCAST_BINOMIAL:
             return (ChainMessage(1.0, levels, True),)
-        case ScheduleId.REDUCE_CHAIN | ScheduleId.BROADCAST_CHAIN:
+        case ScheduleId.BROADCAST_CHAIN:
             return (ChainMessage(1.0, size - 1, True),)
-        case ScheduleId.REDUCE_BINOMIAL | ScheduleId.BROADCAST_BINOMIAL:
-            return (ChainMessage(1.0, levels, True),)
-        case ScheduleId.GATHER_BINOMIAL | ScheduleId.SCATTER_BINOMIAL:
-            return tuple(ChainMessage(part, 1, False) for part in doubling)
         case ScheduleId.ALL_TO_ALL_BRUCK:
             moving = [sum(1 for i in range(size) if i & (1 << turn)) / size for turn in range(rounds)]
             return tuple(ChainMessage(part, 1, False) for part in moving)
-        case ScheduleId.BARRIER:
-            return (ChainMessage(0.0, rounds, True),)
         case _:
             return (ChainMessage(1 / size, 1, True),)  # direct exchanges: no message waits for another
 

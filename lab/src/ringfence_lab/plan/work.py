@@ -28,7 +28,6 @@ class Variant:
     """How a variant moves bytes from worker to worker."""
 
     name: str
-    what: str
     sealed: bool  #      encrypted and authenticated
     forwards: bool  #    ciphertext that is only passed on is not sealed again
     pipelined: bool  #   in segments, whose stages overlap; otherwise chunk by chunk
@@ -42,12 +41,12 @@ class Variant:
 VARIANTS: Final = {
     variant.name: variant
     for variant in (
-        Variant("ringfence", "sealed, in segments, forwarded as it came", True, True, True, at_once=4),
-        Variant("ringfence-unsealed", "the same, bytes copied where they would be sealed", False, True, True, True, at_once=4),
-        Variant("plaintext", "the same schedules in the clear, nothing copied", False, True, True, at_once=4),
-        Variant("gloo", "a plaintext ring, as Gloo does it", False, True, True, at_once=2, segment=1 << 20, shares=False),
-        Variant("nccl", "NCCL in the clear, by its own tuning model", False, True, True),
-        Variant("hop-by-hop", "chunks sealed whole for every hop", True, False, False, each_hop=True, shares=False),
+        Variant("ringfence", True, True, True, at_once=4),
+        Variant("ringfence-unsealed", False, True, True, True, at_once=4),
+        Variant("plaintext", False, True, True, at_once=4),
+        Variant("gloo", False, True, True, at_once=2, segment=1 << 20, shares=False),
+        Variant("nccl", False, True, True),
+        Variant("hop-by-hop", True, False, False, each_hop=True, shares=False),
     )
 }  # fmt: skip
 CLEAR: Final = ("plaintext", "gloo", "nccl")  # of GPUs outside confidential mode
