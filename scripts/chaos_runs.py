@@ -1,9 +1,9 @@
 """Many runs of tests/integration/chaos.py, with a table of the outcomes.
 
-    scripts/chaos --runs 200 --seed 1 --launcher ringfence --nodes 2 --workers 2 --cases worker,agent,host --json FILE
+    scripts/chaos --runs 200 --seed 1 --launcher ringfence --cases worker,agent,host --json FILE
 
 Seed and index determine what a run kills and when. FILE gets a line for each run as soon as it has ended; runs that it has
-already are not repeated. The output of runs that did not pass is kept, in the folder of `--keep`.
+already are not repeated. The output of runs that did not pass is kept, in a folder below that for temporary files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence_lab.bench.machine import facts
-from tests.integration.chaos import CASES, NEVER, Case, Outcome, Run, draw, tails, undisturbed
+from tests.integration.chaos import CASES, Case, Outcome, Run, draw, tails, undisturbed
 from tests.integration.chaos_nodes import LAUNCHERS, Shape
 from tests.integration.rejoins import SCRIPT
 
@@ -32,26 +32,14 @@ KEYS = ("launcher", "nodes", "workers", "seed", "index", "case")
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, metavar="INDEX", help="index of the first run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--launcher", choices=LAUNCHERS, default="ringfence")
-    parser.add_argument("--backend", default="gloo", help="what the script asks for; `none`: nothing")
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=2, help="workers on each node")
     parser.add_argument("--cases", default="worker,agent,host", help=f"of {','.join(CASES)}")
     parser.add_argument("--spares", action="store_true", help="with `ringfence run --spares`")
     parser.add_argument(
         "--rejoin", action="store_true", help="with `ringfence run --rejoin`, and a script that rejoins"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each run; runs in it are not repeated")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="where the output of failed runs is kept")
-    parser.add_argument(
-        "--never",
-        type=float,
-        default=NEVER,
-        metavar="SECONDS",
-        help="after the last kill, until a training counts as one that never goes on (default: %(default)g)",
-    )
     options = parser.parse_args(given)
     options.cases = options.cases.split(",")
     if (options.spares or options.rejoin) and options.launcher != "ringfence":
@@ -116,28 +104,26 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the processes of a run end with it
     flags: tuple[str, ...] = ("--rejoin",) if options.rejoin else ()
     flags += ("--rdzv-conf", "spares=1") if options.spares else ()
-    shape = Shape(options.launcher, options.nodes, options.workers, options.backend, flags=flags)
+    shape = Shape(options.launcher, flags=flags)
     if options.rejoin:
         shape = replace(shape, script=SCRIPT)
     cases: list[Case] = options.cases
-    keep = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
+    keep = Path(tempfile.mkdtemp(prefix="chaos-"))
     rows = recorded(options.json)
     known = {tuple(row[key] for key in KEYS) for row in rows}
     folder = keep / "undisturbed"
-    shutil.rmtree(folder, ignore_errors=True)
     baseline = undisturbed(shape, folder)
     shutil.rmtree(folder)
     print(f"undisturbed: {baseline.seconds:.1f} s, first step after {baseline.first_step:.1f} s", flush=True)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     append(options.json, {"machine": facts(), "date": now, "undisturbed": vars(baseline)})
     failed = False
-    for index in range(options.first, options.first + options.runs):
+    for index in range(options.runs):
         plan = draw(options.seed, index, cases, shape, baseline)
         if (shape.launcher, shape.nodes, shape.workers, plan.seed, index, plan.case) in known:
             continue
         folder = keep / f"{shape.launcher}-{plan.seed}-{index}"
-        shutil.rmtree(folder, ignore_errors=True)
-        outcome = Run(shape, plan, baseline, folder, options.never).go()
+        outcome = Run(shape, plan, baseline, folder).go()
         rows.append(outcome.to_json())
         append(options.json, rows[-1])
         print(progress(outcome), flush=True)

@@ -16,7 +16,6 @@ not an installed package. The tree itself is never changed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +33,6 @@ ROOT: Final = Path(__file__).parents[1]
 TABLE: Final = ROOT / "scripts" / "mutants.toml"
 REQUIRED: Final = "not nightly"
 SLOWEST_SECONDS: Final = 900  # of the tests of one mutant: some faults make a test hang
-OUTPUT_CHARACTERS: Final = 20_000
 _COMPILED: Final = (".c", ".h")
 _NO_TESTS: Final = 5  # exit code of pytest
 
@@ -70,7 +68,6 @@ class Outcome:
     name: str
     result: str
     text: str
-    output: str = ""  # the end of pytest's
     seconds: float = 0.0
 
 
@@ -208,7 +205,7 @@ def baseline(tree: Tree, mutants: Sequence[Mutant]) -> dict[str, Outcome]:
             elif missing:
                 reason = f"{missing[0]} did not run without it: it is marked nightly, or skipped"
             if reason is not None:
-                found[mutant.name] = Outcome(mutant.name, "ERROR", reason, tests.output[-OUTPUT_CHARACTERS:])
+                found[mutant.name] = Outcome(mutant.name, "ERROR", reason)
     return found
 
 
@@ -223,7 +220,7 @@ def tried(tree: Tree, mutant: Mutant) -> Outcome:
         return Outcome(mutant.name, "ERROR", "none of its tests is required")
     if tests.code == 0:
         return Outcome(mutant.name, "SURVIVED", mutant.fault)
-    return Outcome(mutant.name, "caught", f"by {tests.first_failure}", tests.output[-OUTPUT_CHARACTERS:])
+    return Outcome(mutant.name, "caught", f"by {tests.first_failure}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -248,8 +245,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Untested as error:
             print(f"without a mutant, {error}", file=sys.stderr)
             return 2
-    if options.json:
-        options.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
     results = [outcome.result for outcome in outcomes]
     counts = ", ".join(f"{results.count(kind)} {kind}" for kind in ("caught", "SURVIVED", "ERROR") if kind in results)
     print(f"{len(results)} mutants: {counts}")
@@ -272,7 +267,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try; without any: all")
     parser.add_argument("--list", action="store_true", help="print names, files and descriptions, and try nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
     return parser
 
 

@@ -48,16 +48,8 @@ def draw(figures: list[Picture], vectors: Path, pixels: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/figures", description=__doc__)
-    parser.add_argument("--results", type=Path, metavar="DIR", help="other samples, for --only-pictures")
-    parser.add_argument("--only-pictures", type=Path, metavar="DIR", help="into this folder; leave the documents alone")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if anything is stale")
     options = parser.parse_args()
-    if options.only_pictures:
-        options.only_pictures.mkdir(parents=True, exist_ok=True)
-        draw(pictures(costs, costs.read(options.results or RESULTS)), options.only_pictures, options.only_pictures)
-        return 0
-    if options.results:
-        parser.error("documents show docs/results: --results needs --only-pictures")
     results = {module: module.read(RESULTS) for module in MODULES}
     if options.check:
         names = [name for module, found in results.items() for name in stale(module, found)]
