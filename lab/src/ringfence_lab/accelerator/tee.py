@@ -16,20 +16,6 @@ from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
 
-FIGURES: Final[dict[str, tuple[str, str]]] = {
-    "copy_overhead": ("s", "of each copy through a bounce buffer, whatever its size"),
-    "plain_overhead": ("s", "of each host-device copy outside confidential mode"),
-    "cpu_rate": ("B/s", "AES-GCM of one driver thread"),
-    "cpu_threads": ("", "driver threads of the machine; the copies of all devices queue for them"),
-    "engines": ("", "copy engines of each device and direction; a copy holds one from its start to its end"),
-    "link_rate": ("B/s", "PCIe, of each device and direction"),
-    "device_rate": ("B/s", "encryption and decryption on the device; 0: takes no time of its own"),
-    "authentication_rate": ("B/s", "computing one tag on the device; 0: takes no time of its own"),
-    "authentication_parts": ("", "pieces that the device authenticates at once with parallel_authentication"),
-    "piece_bytes": ("B", "that move on at once with overlap, and have a tag of their own with parallel_authentication"),
-    "peer_rate": ("B/s", "from device to device outside confidential mode"),
-    "peer_overhead": ("s", "of each copy from device to device outside confidential mode"),
-}
 SWITCHES: Final = ("direct", "parallel_authentication", "overlap")
 COUNTS: Final = ("cpu_threads", "engines", "authentication_parts", "piece_bytes")
 UNLIMITED: Final = ("device_rate", "authentication_rate")  # 0 means that the stage takes no time
@@ -46,6 +32,11 @@ class Origin:
     date: str = ""
 
 
+def _figure(unit: str, about: str) -> Any:
+    """Declare a figure of a preset."""
+    return field(metadata={"figure": (unit, about)})
+
+
 @dataclass(frozen=True)
 class Tee:
     """How the simulated devices copy. All figures are in seconds and bytes, without dilation.
@@ -57,18 +48,20 @@ class Tee:
     Raises ConfigurationError if a value is out of range.
     """
 
-    copy_overhead: float
-    plain_overhead: float
-    cpu_rate: float
-    cpu_threads: int
-    engines: int
-    link_rate: float
-    device_rate: float
-    authentication_rate: float
-    authentication_parts: int
-    piece_bytes: int
-    peer_rate: float
-    peer_overhead: float
+    copy_overhead: float = _figure("s", "of each copy through a bounce buffer, whatever its size")
+    plain_overhead: float = _figure("s", "of each host-device copy outside confidential mode")
+    cpu_rate: float = _figure("B/s", "AES-GCM of one driver thread")
+    cpu_threads: int = _figure("", "driver threads of the machine; the copies of all devices queue for them")
+    engines: int = _figure("", "copy engines of each device and direction; a copy holds one from its start to its end")
+    link_rate: float = _figure("B/s", "PCIe, of each device and direction")
+    device_rate: float = _figure("B/s", "encryption and decryption on the device; 0: takes no time of its own")
+    authentication_rate: float = _figure("B/s", "computing one tag on the device; 0: takes no time of its own")
+    authentication_parts: int = _figure("", "pieces that the device authenticates at once with parallel_authentication")
+    piece_bytes: int = _figure(
+        "B", "that move on at once with overlap, and have a tag of their own with parallel_authentication"
+    )
+    peer_rate: float = _figure("B/s", "from device to device outside confidential mode")
+    peer_overhead: float = _figure("s", "of each copy from device to device outside confidential mode")
     confidential: bool = True
     direct: bool = (
         False  # a copy between devices stays encrypted under a key of the pair; the CPU does not re-encrypt it
@@ -121,6 +114,11 @@ class Tee:
     def assumed(self) -> dict[str, str]:
         """Return the figures that were neither measured nor published, with the reason for each."""
         return {name: origin.text for name, origin in self.origins.items() if origin.assumed}
+
+
+FIGURES: Final[dict[str, tuple[str, str]]] = {  # unit, and what it is
+    each.name: each.metadata["figure"] for each in dataclasses.fields(Tee) if each.metadata
+}
 
 
 def names() -> tuple[str, ...]:

@@ -70,7 +70,11 @@ def _stages(tee: Tee, size: float, per_byte: Sequence[float]) -> float:
 
 def ring_seconds(tee: Tee, devices: int, trace: Sequence[Step]) -> float:
     """Return the simulated time of a step whose buckets are summed hop by hop."""
-    return _step(trace, [2 * (devices - 1) * hop_seconds(tee, size / devices) for size, _ in trace])
+    computed = done = 0.0
+    for size, before in trace:
+        computed += before
+        done = max(done, computed) + 2 * (devices - 1) * hop_seconds(tee, size / devices)
+    return done
 
 
 def sealed_seconds(tee: Tee, workers: int, trace: Sequence[Step], rate: float) -> float:
@@ -98,32 +102,14 @@ def sealed_seconds(tee: Tee, workers: int, trace: Sequence[Step], rate: float) -
     return now
 
 
-def _step(trace: Sequence[Step], times: Sequence[float]) -> float:
-    computed = done = 0.0
-    for (_, before), seconds in zip(trace, times, strict=True):
-        computed += before
-        done = max(done, computed) + seconds
-    return done
-
-
-def ring_work(variant: str, devices: int, trace: Sequence[Step]) -> float:
-    """Return the seconds of this machine's cores that a step of a ring takes."""
-    copies = 2 * (devices - 1) * devices * len(trace)
-    moved = 2 * (devices - 1) * sum(size for size, _ in trace)
-    return moved * (_MOVE + _AES * _PASSES.get(variant, 4)) + copies * _COPY
-
-
-def sealed_work(workers: int, trace: Sequence[Step]) -> float:
-    """Return the same of a step of ringfence."""
-    size = sum(size for size, _ in trace)
-    return workers * size * 4 * _AES + 2 * (workers - 1) * size * _SEALED
-
-
 def work(variant: str, devices: int, trace: Sequence[Step], operation: str | None) -> float:
     """Return the seconds of this machine's cores that one run of a variant takes."""
+    size, hops, each = sum(size for size, _ in trace), 2 * (devices - 1), _MOVE + _AES * _PASSES.get(variant, 4)
     if operation == "copy":
-        return sum(size for size, _ in trace) * (_MOVE + _AES * _PASSES.get(variant, 4)) + 2 * _COPY
-    return sealed_work(devices, trace) if variant == names.TEE_SEALED else ring_work(variant, devices, trace)
+        return size * each + 2 * _COPY
+    if variant == names.TEE_SEALED:
+        return devices * size * 4 * _AES + hops * size * _SEALED
+    return hops * size * each + hops * devices * len(trace) * _COPY
 
 
 def simulated(
