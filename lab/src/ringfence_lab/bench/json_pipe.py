@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
-_PR_SET_PDEATHSIG: Final = 1
+from ringfence.launch.tied import end_with
 
 Message = dict[str, Any]
 
@@ -36,9 +34,7 @@ def run_worker(make: Callable[[Message], object]) -> NoReturn:
     It ends with its parent: a worker that waits in a collective would not notice otherwise.
     """
     config = json.loads(sys.argv[1])
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != config["parent"]:
-        os._exit(1)
+    end_with(config["parent"])
     pipe = Connection(config["channel"])
     try:
         worker = make(config)
