@@ -489,7 +489,6 @@ def test_an_end_after_a_bye_differs_from_an_end_without() -> None:
         found += parent.edges[0].receive()
     assert found[0] == Bye(1)
     assert isinstance(found[-1], Closed)
-    assert found[-1].after_bye
     assert parent.edges[0].receive() == []
     world.close()
 
@@ -497,20 +496,8 @@ def test_an_end_after_a_bye_differs_from_an_end_without() -> None:
     child.edges[0].abandon()
     end = next_message(parent)
     assert isinstance(end, Closed)
-    assert not end.after_bye
     parent.edges[0].send(Bye(0))  # to nobody: no error
     world.close()
-
-
-def test_a_goodbye_counts_only_for_the_peer_that_it_names() -> None:
-    world, parent, child = pair()
-    with world:
-        child.edges[0].send(Bye(0))  # as it is passed on for others
-        assert next_message(parent) == Bye(0)
-        child.edges[0].abandon()
-        end = next_message(parent)
-        assert isinstance(end, Closed)
-        assert not end.after_bye
 
 
 def test_a_message_that_arrived_with_go_is_not_lost() -> None:

@@ -62,7 +62,6 @@ def test_a_good_certificate_is_admitted_and_named(key: certificate_signature.Pri
     credential = AUTHORITY.issue(spiffe("trainer/7"), key=key)
     claims = certificate.verify(RULES, shown(credential), STATEMENT, now())
     assert claims.id == "spiffe://example.org/trainer/7"
-    assert claims.not_after == (NOW + HOUR).timestamp()
     assert len(shown(credential)) < ENDORSEMENT_BYTES
 
 

@@ -18,7 +18,7 @@ from ringfence.errors import (
 )
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
-from ringfence.runtime.control import Closed, ControlMessage
+from ringfence.runtime.control import Bye, Closed, ControlMessage
 from tests.in_memory_network import Pipe
 from tests.memory_cluster import World, all_reduce, broadcast
 from tests.unit.runtime_calls import TABLES, Bound, bind, submit_everywhere
@@ -248,12 +248,22 @@ def test_a_control_edge_that_ends_without_bye_is_a_lost_worker() -> None:
     world = World(3)
     waiting = [begin(world, rank) for rank in (0, 1)]
     (edge,) = [edge for edge in world.engines[0].edges if edge.peer == 2]
-    arrived: list[ControlMessage] = [Closed(after_bye=False, reason="reset")]
+    arrived: list[ControlMessage] = [Closed("reset")]
     edge._arrived = arrived  # type: ignore[attr-defined]
     world.engines[0].on_control(edge)
     settle(world)
     assert isinstance(error_of(waiting[0].request), PeerLostError)
     assert "worker 2 is gone" in str(error_of(waiting[1].request))
+
+
+def test_a_goodbye_counts_only_for_the_worker_that_it_names() -> None:
+    world = World(3)
+    (edge,) = [edge for edge in world.engines[0].edges if edge.peer == 2]
+    arrived: list[ControlMessage] = [Bye(1), Closed("reset")]  # the tree passes on the goodbyes of others
+    edge._arrived = arrived  # type: ignore[attr-defined]
+    world.engines[0].on_control(edge)
+    assert isinstance(world.engines[0].failure, PeerLostError)
+    assert "worker 2 is gone" in str(world.engines[0].failure)
 
 
 # -- afterwards --------------------------------------------------------------------------------------------------------

@@ -77,7 +77,6 @@ class Bye:
 class Closed:
     """The connection has ended. Never sent; always the last item of `receive()`."""
 
-    after_bye: bool
     reason: str
     unanswered: bool = False  # the peer did not answer for the outage timeout
 
@@ -107,7 +106,6 @@ class ControlEdge:
             else MessageSplitter(_TYPES, _FRAME_LIMIT)
         )
         self._frames.feed(received)
-        self._bye = False
         self._unanswered = False  # a write failed because the peer did not answer
         self._over = False
 
@@ -173,10 +171,8 @@ class ControlEdge:
             if isinstance(message, Failure):  # its join failed while GO was on the way to it
                 message = Abort(message.reporter, -1, _NOT_ADMITTED, "", f"its join ended: {message.text}")
             assert isinstance(message, Abort | Bye | Challenge | Renewal)
-            if isinstance(message, Bye):
-                self._bye |= message.rank == self.peer  # the tree forwards the Bye of other workers too
             found.append(message)
 
     def _closed(self, reason: str, unanswered: bool = False) -> Closed:
         self._over = True
-        return Closed(self._bye, reason, unanswered or self._unanswered)
+        return Closed(reason, unanswered or self._unanswered)

@@ -118,7 +118,6 @@ class Claims:
     """The claims of a verified certificate."""
 
     id: str
-    not_after: float  # seconds since 1970
 
 
 @dataclass(eq=False)
@@ -206,7 +205,7 @@ def verify_chain(
     if revocation is not None:
         revocation.check(name, verified, now)
     assert isinstance(key, PublicKey)
-    return Claims(name, path.leaf.not_valid_after_utc.timestamp()), key
+    return Claims(name), key
 
 
 def _check_times(name: str, leaf: x509.Certificate, now: float) -> None:
