@@ -10,6 +10,7 @@ from ringfence_lab.bench.names import PROFILED
 from ringfence_lab.bench.results import Result, VariantResult
 from ringfence_lab.bench.units import size_text, time_text
 from ringfence_lab.report.figure import Picture
+from ringfence_lab.report.labels import interval_text
 from scripts.generated import table
 from scripts.page import ROOT
 from scripts.page.edition import SEALED, Edition, line_of, read
@@ -38,7 +39,7 @@ Cases = Iterable[tuple[tuple[str, ...], Result | None]]  # the first cells of a 
 COLUMNS: Final[dict[str, Callable[[Result, VariantResult, VariantResult], str]]] = {  # of Gloo's line and ringfence's
     "Gloo": lambda _, gloo, ours: time_text(gloo.seconds),
     "ringfence": lambda _, gloo, ours: time_text(ours.seconds),
-    "ratio": lambda _, gloo, ours: ratio_text(ours.ratio),
+    "ratio": lambda _, gloo, ours: interval_text(ours.ratio),
     "Gloo / Gloo": lambda result, gloo, ours: f"±{result.resolution:.2f}",
     "Gloo, CPU": lambda _, gloo, ours: f"{gloo.cpu_seconds:.2f} s",
     "ringfence, CPU": lambda _, gloo, ours: f"{ours.cpu_seconds:.2f} s",
@@ -50,19 +51,15 @@ COLUMNS: Final[dict[str, Callable[[Result, VariantResult, VariantResult], str]]]
     "cores in use, Gloo / ringfence": lambda _, gloo, ours: (
         f"{gloo.cpu_seconds / gloo.seconds:.1f} / {ours.cpu_seconds / ours.seconds:.1f}"
     ),
-    "unsealed": lambda result, gloo, ours: ratio_text(_ratio(result, "ringfence-unsealed")),
-    "hop by hop": lambda result, gloo, ours: ratio_text(_ratio(result, "hop-by-hop")),
-    "TLS 1.3": lambda result, gloo, ours: ratio_text(_ratio(result, "tls")),
+    "unsealed": lambda result, gloo, ours: interval_text(_ratio(result, "ringfence-unsealed")),
+    "hop by hop": lambda result, gloo, ours: interval_text(_ratio(result, "hop-by-hop")),
+    "TLS 1.3": lambda result, gloo, ours: interval_text(_ratio(result, "tls")),
 }
 
 
 def _ratio(result: Result, variant: str) -> Interval | None:
     line = line_of(result, variant)
     return line.ratio if line else None
-
-
-def ratio_text(ratio: Interval | None) -> str:
-    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
 
 
 def name_of(operation: str) -> str:
@@ -222,7 +219,7 @@ def two_workers(edition: Edition) -> str:
 def rivals(edition: Edition) -> str:
     """The ratio of ringfence to each other variant."""
     rows = [
-        (cells[0], title, ratio_text(result.sealed_over[name]))
+        (cells[0], title, interval_text(result.sealed_over[name]))
         for cells, result in all_reduces(edition, (2, 4), (SIZE,))
         for name, title in RIVALS.items()
         if result and name in result.sealed_over

@@ -99,6 +99,7 @@ def test_the_depth_is_that_of_the_tree() -> None:
 def test_a_fit_finds_the_line_that_is_there() -> None:
     assert [extrapolated([1, 2, 10], [12, 14, 30], x) for x in (0, 1, 100)] == pytest.approx([10, 12, 210])
     assert extrapolated([3, 3], [5, 5], 100) == 5
+    assert extrapolated([1, 2], [2, 1], 100) == 0, "no cost is below zero"
 
 
 def test_a_prediction_of_bytes_comes_true() -> None:

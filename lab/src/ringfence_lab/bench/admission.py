@@ -345,14 +345,14 @@ def depth_of(size: int) -> int:
 
 
 def extrapolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Fit a line by least squares of the absolute error, and return its value at `x`.
+    """Fit a line by least squares of the absolute error, and return its value at `x`: at least 0, as costs are.
 
     Large groups weigh most, because larger ones are predicted.
     """
     if len(set(xs)) == 1:
         return statistics.fmean(ys)
     slope, fixed = statistics.linear_regression(xs, ys)
-    return fixed + slope * x
+    return max(0.0, fixed + slope * x)
 
 
 def predict(costs: Sequence[AdmissionCost], workers: int) -> AdmissionCost:

@@ -22,6 +22,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
 
 def interval(values: Sequence[float]) -> Interval:
     """Return the median of `values` and its 95 % bootstrap interval. The same values in the same order give the same."""

@@ -8,7 +8,6 @@ from typing import Any, Final
 from ringfence.cli.terminal import table, wrap
 from ringfence_lab.bench import names
 from ringfence_lab.bench.byte_counts import Traffic
-from ringfence_lab.bench.intervals import Interval
 from ringfence_lab.bench.measure import device_text
 from ringfence_lab.bench.results import Result, VariantResult
 from ringfence_lab.bench.units import size_text, time_text
@@ -63,7 +62,7 @@ def _case(result: Result) -> list[str]:
         table([("variant", "median", f"ratio to {baseline}", "CPU", "on the wire"), *map(_row, result.lines)]),
     ]
     if result.sealed_over:
-        ratios = ", ".join(f"{name} {_ratio_text(ratio)}" for name, ratio in result.sealed_over.items())
+        ratios = ", ".join(f"{name} {ratio}" for name, ratio in result.sealed_over.items())
         lines.append(wrap(f"  ringfence over: {ratios}", rest="    "))
     for line in result.lines:
         if line.counted is not None and line.variant == "ringfence":
@@ -106,7 +105,7 @@ def bucket_text(bucket_mb: float | None) -> str:
 
 def _row(line: VariantResult) -> tuple[str, ...]:
     cpu = f"{line.cpu_ns_per_byte:.2f} ns/B" if line.cpu_ns_per_byte is not None else f"{line.cpu_seconds:.2f} s"
-    return line.variant, time_text(line.seconds), _ratio_text(line.ratio), cpu, size_text(line.wire_bytes)
+    return line.variant, time_text(line.seconds), str(line.ratio), cpu, size_text(line.wire_bytes)
 
 
 def _counted_text(counted: Traffic, predicted: Traffic | None) -> str:
@@ -115,7 +114,3 @@ def _counted_text(counted: Traffic, predicted: Traffic | None) -> str:
         return text
     wanted = f"{size_text(predicted.sealed)} and {size_text(predicted.local)}"
     return f"{text}; its schedules say {'the same' if counted == predicted else wanted}"
-
-
-def _ratio_text(ratio: Interval) -> str:
-    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"

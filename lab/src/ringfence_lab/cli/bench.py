@@ -17,6 +17,7 @@ from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names, netns, tunnels
 from ringfence_lab.bench.units import bytes_of
 from ringfence_lab.cli import bench_admission
+from ringfence_lab.study.blocks import name_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -347,17 +348,6 @@ def listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse_all
-
-
-def name_of(known: Mapping[str, object] | Sequence[str]) -> Callable[[str], str]:
-    """Return a function that takes one of these names."""
-
-    def parse(text: str) -> str:
-        if text not in known:
-            raise ValueError(f"{text!r} is none of {', '.join(known)}")
-        return text
-
-    return parse
 
 
 def positive(number: type[int] | type[float]) -> Callable[[str], Any]:

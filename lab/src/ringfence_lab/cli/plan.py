@@ -6,8 +6,6 @@ import argparse
 import json
 import math
 import os
-import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
     from ringfence_lab.plan.hardware import Hardware
     from ringfence_lab.plan.models import Model
-    from ringfence_lab.plan.recommend import Plan
     from ringfence_lab.plan.steps import Question
 
 DESCRIPTION = """\
@@ -174,12 +171,17 @@ def _add_study(parser: argparse.ArgumentParser, name: str) -> None:
 def run_plan(options: argparse.Namespace) -> int:
     """Predict one point, or a sweep over scales."""
     from ringfence_lab.plan.recommend import WORKERS, plan, sweep
+    from ringfence_lab.progress import Progress
 
     profile = _with_machines(find_hardware(options.hardware), options.workers_per_machine)
     if options.compute is not None and not 0 < options.compute < math.inf:
         raise ConfigurationError("--compute is a finite number of seconds above zero")
     question = _question(options)
-    plans = list(_watched(sweep(profile, question), len(WORKERS))) if options.sweep else [plan(profile, question)]
+    plans = []
+    with Progress(len(WORKERS)) as progress:
+        for each in sweep(profile, question) if options.sweep else [plan(profile, question)]:
+            plans.append(each)
+            progress.step("predicting")
     if options.json:
         print(json.dumps(plan_views.plans_json(profile, plans), indent=2))
     elif options.sweep:
@@ -199,16 +201,6 @@ def _with_machines(profile: Hardware, per_machine: int | None) -> Hardware:
             "`ringfence study --grid machines`, then `ringfence plan calibrate`"
         )
     return profile.with_values(node_workers=per_machine, inside_sealed=0)
-
-
-def _watched(plans: Iterable[Plan], count: int) -> Iterable[Plan]:
-    """Show the progress of a sweep, where standard error is a terminal."""
-    if not sys.stderr.isatty():
-        return plans
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(plans, "predicting", count, console=Console(stderr=True), transient=True)
 
 
 def run_models(options: argparse.Namespace) -> int:

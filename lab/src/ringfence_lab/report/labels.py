@@ -89,7 +89,7 @@ def ratio_text(ratio: float) -> str:
 
 def interval_text(ratio: Interval | None) -> str:
     """A ratio with its interval: "1.10 [1.05, 1.21]"."""
-    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
+    return str(ratio) if ratio else "–"
 
 
 def percent(share: float) -> str:
