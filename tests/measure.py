@@ -51,6 +51,10 @@ MEASUREMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "CPU time of verification again for each interval: 8 workers with certificates, and 4,096 by the model",
         (*PYTHON, "tests.integration.verified_cost"),
     ),
+    "agents": (
+        "CPU time and memory of the host of a launch with 512 and 2,048 agents",
+        (*PYTHON, "tests.integration.launch_host_cost", "512", "2048"),
+    ),
     "hostile": (
         "how long calls of an admitted agent take while others send hostile messages",
         (*PYTHON, "tests.attack.launch_attacks", "--messages", "3000"),

@@ -259,6 +259,25 @@ def test_a_spare_that_has_waited_is_verified_again_too() -> None:
     assert sorted(world.state.rounds.take_stale()) == sorted([world.clients["spare"], world.clients["other"]])
 
 
+def test_a_round_looks_at_each_of_its_agents_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the host's time would grow with the square of the number of nodes."""
+    world = Nodes(RoundLimits(300, 300))
+    looked = []
+
+    class Admissions(dict[int, int]):
+        def get(self, client: int, default: int) -> int:  # type: ignore[override]
+            looked.append(client)
+            return super().get(client, default)
+
+    monkeypatch.setattr(world.state.rounds, "_admitted", Admissions())
+    for number in range(300):
+        world.admit(f"node{number}")
+        world.attach(f"node{number}", number, admitted=True)
+    joins = [world.join(f"node{number}") for number in range(300)]
+    assert [world.place(each)[1] for each in joins] == list(range(300))
+    assert sorted(looked) == sorted(world.clients.values())
+
+
 def test_an_older_connection_that_attaches_later_counts_as_old() -> None:
     world = Nodes(RoundLimits(2, 2))
     world.admit("node")

@@ -65,6 +65,7 @@ class Rounds:
         self._current: dict[str, Member] = {}  # of the newest round
         self._undone: set[str] = set()  # members of it whose workers have not succeeded yet
         self._joins: dict[str, Member] = {}  # those that wait for the next round
+        self._unchecked: list[Member] = []  # of them; when they were verified is still to be compared
         self._joins_until = _NEVER  # none of these waits ends before
         self._gone: dict[str, Member] = {}  # those without a connection
         self._call_at: float | None = None  # since when enough nodes wait
@@ -145,6 +146,7 @@ class Rounds:
             self._cause = self._cause or _text(cause)
         member.joins, member.joins_until = number, until
         self._joins[member.agent] = member
+        self._unchecked.append(member)
         self._joins_until = min(self._joins_until, until)
         return None
 
@@ -199,7 +201,10 @@ class Rounds:
         return found
 
     def _find_stale(self) -> None:
-        for member in list(self._joins.values()):
+        unchecked, self._unchecked = self._unchecked, []
+        for member in unchecked:
+            if self._joins.get(member.agent) is not member:
+                continue
             if member.client is not None and self._admitted.get(member.client, self._ends) < self._ends:
                 self._stale.append(member.client)
                 del self._joins[member.agent]
@@ -270,6 +275,7 @@ class Rounds:
         if not self._ended:
             self._ended = True
             self._ends += 1
+            self._unchecked = list(self._joins.values())
 
     def _remove(self, member: Member) -> None:
         """Remove an agent for good. One that has left stays listed until its connection is closed."""

@@ -38,7 +38,7 @@ _LATE_SECONDS: Final = 1.5  # without an answer to data that was sent
 _QUICK_PROBES: Final = 2  # this fraction is sent quickly; the others are spread over the outage timeout
 _QUICK_KEEPALIVE: Final = 1  # seconds between keepalives on an idle connection
 _ESTABLISHED: Final = 1
-_INFO_BYTES: Final = 148  # of struct tcp_info, up to tcpi_notsent_bytes
+_INFO: Final = struct.Struct("=B2xB20xI24xII84xI")  # of struct tcp_info, up to tcpi_notsent_bytes
 _DIALS: Final = 2  # retransmitted SYNs before the kernel reports a timeout; then the worker dials again
 
 
@@ -62,10 +62,10 @@ class TcpState(NamedTuple):
 
     @classmethod
     def of(cls, stream: socket.socket) -> TcpState:
-        raw = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        in_flight, data, answer, unsent = (struct.unpack_from("=I", raw, offset)[0] for offset in (24, 52, 56, 144))
+        raw = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        state, probes, in_flight, data, answer, unsent = _INFO.unpack(raw)
         # A connection that only receives data gets no acknowledgements, so data counts as an answer too.
-        return cls(raw[0], raw[3], in_flight, min(data, answer) / 1000, unsent)
+        return cls(state, probes, in_flight, min(data, answer) / 1000, unsent)
 
     @property
     def probing(self) -> bool:
