@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringfence_lab.bench import machine
-from scripts.page import RESULTS, ROOT
+from scripts.page import LOG, RESULTS, ROOT, printed
 
-LOG: Final = "campaign.jsonl"  # a line for each part that was measured
 SAME: Final = ("source", "cpu", "features")  # of what is combined
 QUICK_ROUNDS: Final = 3
 SEALED: Final = "--variants ringfence"
@@ -59,6 +58,10 @@ def _admission(what: str, name: str) -> Step:
 
 def _chaos(what: str, name: str) -> Step:
     return Step(f"scripts/chaos {what} --json {{results}}/{name}.jsonl")
+
+
+def _printed(part: str, command: str, rounds: int = 0) -> list[Step]:
+    return [Step(f"python -m {command}", rounds, printed.SHOWN[part][0])]
 
 
 PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
@@ -108,6 +111,11 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
             _admission("--workers 4096 --proof certificate --verifiers 6", "admission-agreement"),
         ],
     ),
+    "checkpoints": (3, _printed("checkpoints", "tests.integration.checkpoint_cost --rounds {rounds}", 9)),
+    "record": (5, _printed("record", "tests.integration.record_cost step")),
+    "forwarded": (4, _printed("forwarded", "tests.integration.forward_cost --rounds {rounds}", 9)),
+    "costs": (11, _printed("costs", "tests.fuzz --cpu all --seconds 60")),
+    "crowd": (4, _printed("crowd", "tests.attack.crowd all --rounds 10 --nice 0")),
     "recovery": (
         45,
         [
@@ -143,8 +151,8 @@ def run(step: Step, results: Path, rounds: int | None) -> None:
     command = command_of(step, results, rounds)
     print(f"  {command}", flush=True)
     words = shlex.split(command)
-    if words[0] == "ringfence":
-        words[:1] = [sys.executable, "-m", "ringfence.cli"]
+    starts = {"ringfence": [sys.executable, "-m", "ringfence.cli"], "python": [sys.executable]}
+    words[:1] = starts.get(words[0], words[:1])
     done = subprocess.run(  # noqa: S603 (our own commands)
         words, cwd=ROOT, check=True, stdout=subprocess.PIPE if step.file else None, text=True
     )

@@ -3,9 +3,9 @@
     docs/results ─► read ─┬► TABLES ──► between markers in the PAGES of a module
                           └► pictures ─► docs/figures/*.svg
 
-Each module is one kind of marker: costs (`figures`), gpu_tee, admission, recovery and plan. It is a script and no command
-of ringfence, because it writes this repository's documents; its charts are those of `ringfence report`. Every picture has a
-digest of the numbers it was drawn from, so that a stale one is found without drawing it.
+Each module is one kind of marker: costs (`figures`), gpu_tee, admission, recovery, plan and printed. It is a script and no
+command of ringfence, because it writes this repository's documents; its charts are those of `ringfence report`. Every picture
+has a digest of the numbers it was drawn from, so that a stale one is found without drawing it.
 """
 
 from __future__ import annotations
@@ -15,4 +15,5 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = ROOT / "docs" / "results"
+LOG: Final = "campaign.jsonl"  # in results: a line for each part that scripts/campaign has measured
 FIGURES: Final = ROOT / "docs" / "figures"

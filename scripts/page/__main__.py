@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from ringfence_lab.report.figure import Picture, digest
 from scripts import generated
-from scripts.page import FIGURES, RESULTS, admission, costs, gpu_tee, plan, recovery
+from scripts.page import FIGURES, RESULTS, admission, costs, gpu_tee, plan, printed, recovery
 
-MODULES: Final = (costs, gpu_tee, admission, recovery, plan)
+MODULES: Final = (costs, gpu_tee, admission, recovery, plan, printed)
 
 
 def filled(module: ModuleType, text: str, found: Any) -> str:

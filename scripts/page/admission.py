@@ -1,5 +1,4 @@
-"""What admission costs: admission*.json, which `ringfence bench admission --json` printed, peer-verification.json and
-link-handshake.json, which scripts printed that have been removed since."""
+"""What admission costs: admission*.json, which `ringfence bench admission --json` printed."""
 
 from __future__ import annotations
 
@@ -14,9 +13,7 @@ from scripts.page import ROOT
 
 KIND: Final = "admission"
 PAGES: Final = (ROOT / "docs" / "benchmarks" / "benchmark.md",)
-FILES: Final = (
-    "admission", "admission-certificate", "admission-agreement", "admission-everybody", "peer-verification", "link-handshake",
-)  # fmt: skip
+FILES: Final = ("admission", "admission-certificate", "admission-agreement", "admission-everybody")
 HEADER: Final = (
     "workers", "depth", "handshakes a worker, mean (most)", "sent by a worker, mean (most)", "CPU of a worker, mean",
     "of rank 0", "CPU time on the critical path",
@@ -100,37 +97,10 @@ def _agreement(results: Results) -> str:
     )
 
 
-def _handshake(results: Results) -> str:
-    found = results["link-handshake"]
-    times, sizes = found["microseconds of CPU, median"], found["bytes"]
-    rows = [
-        (name, f"{times[name]:.0f} µs", f"{sizes[name.partition(',')[0]]:,}")
-        for name in ("without ML-KEM, each side", "with ML-KEM, dialler", "with ML-KEM, acceptor")
-    ]
-    key = times["ML-KEM key of a session, once for a worker"]
-    rows.append(("ML-KEM key, once for a worker and session", f"{key:.0f} µs", ""))
-    return table(("handshake of a link", "CPU", "bytes"), rows, left=1)
-
-
-def _contact(results: Results) -> str:
-    found = results["peer-verification"]
-    rows = []
-    for name, cost in found["peer_verification"].items():
-        cpu, low, high = (time_text(each) for each in (cost["cpu_seconds"], *cost["cpu_seconds_quartiles"]))
-        rows.append((name, f"{cpu} ({low} to {high})", f"{cost['bytes']:,}"))
-    link = found["first_link"]
-    return (
-        f"{table(('proof', 'CPU of both ends (quartiles)', 'bytes of both ends'), rows, left=1)}\n\n"
-        f"The first link itself, with a group's opening: {time_text(link['cpu_seconds'])} and {link['bytes']:,} bytes."
-    )
-
-
 TABLES: Final[dict[str, Callable[[Results], str]]] = {
     "groups": _groups,
     "fit": _fit,
     "everybody": _everybody,
     "certificates": _certificates,
     "agreement": _agreement,
-    "peer-verification": _contact,
-    "link-handshake": _handshake,
 }

@@ -25,6 +25,14 @@ OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", 
 MODELS: Final = ("resnet50", "bert-base", "gpt2")
 RATES: Final = {"1gbit": "1 Gbit/s", "2.5gbit": "2.5 Gbit/s", "10gbit": "10 Gbit/s", None: "not limited"}
 RIVALS: Final = {"ringfence-unsealed": "unsealed", "hop-by-hop": "hop by hop", "tls": "TLS 1.3"}
+WAYS: Final = {
+    "gloo-a": "plaintext Gloo",
+    "ringfence": "ringfence",
+    "hop-by-hop": "hop by hop",
+    "tls": "TLS 1.3",
+    "gloo-wireguard": "Gloo through wireguard-go",
+    "gloo-openvpn": "Gloo through OpenVPN, AES-256-GCM",
+}
 PROFILES: Final = (
     *(("all_reduce", size, workers) for workers in (2, 4) for size in LARGE),
     *((operation, SIZE, 2) for operation in OPERATIONS[1:]),
@@ -262,15 +270,17 @@ def _command(found: Mapping[str, Any]) -> str:
 
 
 def tunnels(edition: Edition) -> str:
-    """Plaintext Gloo through tunnels in user space."""
-    found = edition.tunnels
-    sizes = list(next(iter(found["median_seconds"].values())))
-    rows = [(way, *(time_text(each[size]) for size in sizes)) for way, each in found["median_seconds"].items()]
-    facts = found["machine"]
-    where = f"{facts['cores']} cores" + (f" of {facts['cpu']}" if "cpu" in facts else "")
-    command = f"{_command(found)}, {found['date'][:10]}, {where}; {found['rounds']} rounds"
-    note = f" {found['note']}" if "note" in found else ""
-    return f"{table(('tunnel', *(size_text(int(size)) for size in sizes)), rows)}\n\n{command}.{note}"
+    """What people use instead, in the same rounds: plaintext Gloo through tunnels in user space, and other ways to seal."""
+    found = [each for each in edition.results if "gloo-wireguard" in each.case["variants"]]
+    if not found:
+        return "Not measured on this tree yet: `scripts/campaign tunnels`."
+    found.sort(key=lambda each: int(each.case["size"]))
+    lines = [{line.variant: line for line in each.lines} for each in found]
+    rows = [
+        (name, *(f"{time_text(each[variant].seconds)}, {interval_text(each[variant].ratio)}" for each in lines))
+        for variant, name in WAYS.items()
+    ]
+    return table(("all-reduce", *(size_text(each.case["size"]) for each in found)), rows)
 
 
 def machines_circumstances(edition: Edition) -> str:

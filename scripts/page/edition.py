@@ -16,7 +16,6 @@ from ringfence_lab.bench.samples import FILE
 
 SEALED: Final = "ringfence"
 CALLS: Final = "call-latency.json"
-TUNNELS: Final = "tunnels.json"
 MACHINES: Final = "machines"  # the folder of the study of machines x workers
 
 
@@ -30,7 +29,6 @@ class Edition:
     results: list[Result] = field(default_factory=list)
     memory: list[memory.MemoryResult] = field(default_factory=list)
     calls: Mapping[str, Any] = field(default_factory=dict)  # what `ringfence bench latency --json` printed
-    tunnels: Mapping[str, Any] = field(default_factory=dict)  # by a script that has been removed
     machines: Edition | None = None  # of the study of machines x workers, which has a machine and a date of its own
 
     def collective(
@@ -43,7 +41,8 @@ class Edition:
         rate: str | None = None,
         profiled: bool = False,
     ) -> Result | None:
-        wanted = {"operation": operation, "size": size, "workers": workers, "busy": busy, "rate": rate}
+        hosts = workers if rate else 0
+        wanted = {"operation": operation, "size": size, "workers": workers, "busy": busy, "hosts": hosts, "rate": rate}
         found = self._matching({"kind": "collective", **wanted})
         return next((each for each in found if (PROFILED in each.case["variants"]) is profiled), None)
 
@@ -68,8 +67,6 @@ def read(folder: Path) -> Edition:
     edition = _read([folder / FILE])
     if (folder / CALLS).exists():
         edition.calls = json.loads((folder / CALLS).read_text())
-    if (folder / TUNNELS).exists():
-        edition.tunnels = json.loads((folder / TUNNELS).read_text())
     if cells := sorted((folder / MACHINES / "raw").glob("*.jsonl")):
         edition.machines = _read(cells)
     return edition

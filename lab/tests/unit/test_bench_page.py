@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,8 @@ def test_every_step_of_the_campaign_is_a_command_that_exists(tmp_path: Path) -> 
         words = shlex.split(campaign.command_of(step, tmp_path))
         if words[0] == "ringfence":
             assert callable(_parser().parse_args(words[1:]).run)
+        elif words[0] == "python":
+            assert words[1] == "-m" and find_spec(words[2]) is not None
         else:
             assert words[0] == "scripts/chaos" and chaos_runs.arguments(words[1:]).json.parent == tmp_path
 
