@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from ringfence import keys
 from ringfence.errors import RecordError
-from ringfence.record import json_object
-
-_TYPES: Final = (int, str, int, int, int, str)  # of the values of a point
 
 
 class Point(NamedTuple):
@@ -48,14 +44,17 @@ class Agreement(NamedTuple):
 def compare(points: Mapping[int, Iterable[Point]]) -> Agreement:
     """Compare the points of all workers of one session.
 
-    `points` has every rank of the roster, with no points for a worker whose log is missing. Raises RecordError if a point
-    is malformed, names a worker outside the roster, or contradicts another one in the same log.
+    `points` has every rank of the roster, with no points for a worker whose log is missing; `log.parse` has checked their
+    form. Raises RecordError if a point names a worker outside the roster, or contradicts another one in the same log.
     """
     directions: defaultdict[tuple[int, int, str, int], tuple[dict[int, str], dict[int, str]]]
     directions = defaultdict(lambda: ({}, {}))  # the digests of the sender and of the receiver, by number of frames
     for rank, found in points.items():
         for each in found:
-            point = _checked(each, rank, points)
+            point = Point(*each)
+            if point.worker not in points or point.worker == rank:
+                what = f"a point that worker {rank} recorded"
+                raise RecordError(f"{what} is of worker {point.worker}, which is no other worker of the session")
             ends = (point.worker, rank) if point.direction else (rank, point.worker)
             said = directions[*ends, point.connection, point.channel][point.direction]
             if said.setdefault(point.frames, point.digest) != point.digest:
@@ -70,18 +69,3 @@ def compare(points: Mapping[int, Iterable[Point]]) -> Agreement:
         if differing:
             disagreements.append(Disagreement(*place, differing[0], sent[differing[0]], received[differing[0]]))
     return Agreement(disagreements, compared, partial, len(directions) - compared)
-
-
-def _checked(value: object, rank: int, workers: Mapping[int, object]) -> Point:
-    what = f"a point that worker {rank} recorded"
-    if not isinstance(value, list | tuple) or len(value) != len(_TYPES):
-        raise RecordError(f"{what} does not have {len(_TYPES)} values")
-    for each, kind in zip(value, _TYPES, strict=True):
-        json_object.check_type(each, kind, f"a value of {what}")
-    point = Point(*value)
-    if point.worker not in workers or point.worker == rank:
-        raise RecordError(f"{what} is of worker {point.worker}, which is no other worker of the session")
-    in_range = point.direction in (0, 1) and 0 <= point.channel < keys.CHANNEL_LIMIT and point.frames > 0
-    if not in_range or not all(json_object.SHA_256.fullmatch(text) for text in (point.connection, point.digest)):
-        raise RecordError(f"{what} has a number that is out of range, or a digest without the form of one")
-    return point
