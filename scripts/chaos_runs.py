@@ -1,4 +1,4 @@
-"""Many runs of tests/integration/chaos.py, with a table of the outcomes.
+"""Many runs of tests/integration/chaos.py. `scripts/figures` makes tables of what they append to docs/results.
 
     scripts/chaos --runs 200 --seed 1 --launcher ringfence --cases worker,agent,host --json FILE
 
@@ -13,10 +13,9 @@ import datetime
 import json
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,28 +76,6 @@ def progress(outcome: Outcome) -> str:
     return f"run {outcome.index}: {word} in {outcome.seconds:.0f} s ({outcome.stolen:.0f} stolen); {'; '.join([hits, *more])}"
 
 
-def table(rows: Iterable[dict[str, Any]]) -> str:
-    """Return a table of the runs in which something was killed."""
-    lines = [
-        f"{'case':8}{'runs':>6}{'finished':>10}{'identical':>11}{'median':>9}{'worst':>8}{'never':>7}{'orphans':>9}"
-    ]
-    hit = [row for row in rows if row["hits"]]
-    for case in [*CASES, "all"]:
-        of_case = [row for row in hit if case in (row["case"], "all")]
-        if not of_case:
-            continue
-        times = [each["next_step"] for row in of_case for each in row["hits"] if each["next_step"] is not None]
-        median, worst = (f"{statistics.median(times):.1f}", f"{max(times):.1f}") if times else ("-", "-")
-        count = {
-            name: sum(bool(row[name]) for row in of_case) for name in ("finished", "identical", "never", "orphaned")
-        }
-        lines.append(
-            f"{case:8}{len(of_case):>6}{count['finished']:>10}{count['identical']:>11}{median:>9}{worst:>8}"
-            f"{count['never']:>7}{count['orphaned']:>9}"
-        )
-    return "\n".join(lines)
-
-
 def main() -> int:
     options = arguments()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the processes of a run end with it
@@ -133,7 +110,8 @@ def main() -> int:
             failed = True
             (folder / "tails").write_text(tails(folder))
             print(f"  output: {folder}", flush=True)
-    print(table(row for row in rows if row["launcher"] == shape.launcher))
+    hit = [row for row in rows if row["launcher"] == shape.launcher and row["hits"]]
+    print(f"{sum(row['finished'] and row['identical'] for row in hit)} of {len(hit)} finished with the same weights")
     return int(failed)
 
 
