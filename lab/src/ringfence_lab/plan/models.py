@@ -1,6 +1,6 @@
 """Models as the planner uses them: the number of elements of each parameter tensor, in order of registration.
 
-The models of the package come from meta tensors (`python -m scripts.model_lists`). Others are made from a number of
+The models of the package come from meta tensors of transformers, as the `source` of each says. Others are made from a number of
 parameters or from a list of tensor sizes.
 """
 
