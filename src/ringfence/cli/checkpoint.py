@@ -192,19 +192,7 @@ def run_convert(options: argparse.Namespace) -> int:
     requirements.torch_here("convert")
     key = _key(options.key) if options.key is not None else None
     new_key = _key(options.new_key) if options.new_key is not None else key
-    done = checkpoint_convert.convert(
-        checkpoint_convert.Conversion(
-            source=options.source,
-            destination=options.destination,
-            form=options.to,
-            key=key,
-            new_key=new_key,
-            anchor=options.anchor,
-            step=options.step,
-            trusts_pickle=options.trust_pickle,
-            threads=options.threads,
-        )
-    )
+    done = checkpoint_convert.convert(options, key, new_key)
     if options.json:
         print(json.dumps(done, indent=2))
         return 0

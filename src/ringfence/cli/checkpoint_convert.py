@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from ringfence import checkpoint
-from ringfence.checkpoint import Anchor, Info, Key
+from ringfence.checkpoint import Info, Key
 from ringfence.checkpoint.storage import INDEX_NAME
 from ringfence.cli import checkpoint_keys
 from ringfence.cli.terminal import Progress
@@ -27,36 +27,25 @@ Form = Literal["sealed", "dcp", "torch"]
 _TITLES: Final = {"sealed": "sealed", "dcp": "plain DCP", "torch": "torch.save"}
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """What to convert. `key` opens the source, `new_key` seals the destination."""
+def convert(wanted: argparse.Namespace, key: Key | None, new_key: Key | None) -> dict[str, Any]:
+    """Convert a checkpoint. `wanted` are the command's options; `key` opens the source, `new_key` seals the destination.
 
-    source: str
-    destination: str
-    form: Form
-    key: Key | None
-    new_key: Key | None
-    anchor: Anchor | None
-    step: int | None
-    trusts_pickle: bool
-    threads: int
-
-
-def convert(wanted: Conversion) -> dict[str, Any]:
-    """Convert a checkpoint. Returns what is printed. Raises CheckpointError or ConfigurationError."""
+    Returns what is printed. Raises CheckpointError or ConfigurationError.
+    """
     form = form_of(wanted.source)
-    _check(wanted, form)
-    state, info = _load(wanted, form)
+    _check(wanted, form, key, new_key)
+    state, info = _load(wanted, form, key)
     done: dict[str, Any] = {
         "source": wanted.source,
         "destination": wanted.destination,
         "from": _TITLES[form],
-        "to": _TITLES[wanted.form],
+        "to": _TITLES[wanted.to],
     }
-    if wanted.form == "sealed":
-        done["anchor"] = _seal(wanted, state, info)
+    if wanted.to == "sealed":
+        assert new_key is not None
+        done["anchor"] = _seal(wanted, new_key, state, info)
     else:
-        _write_new(wanted.destination, state, _write_dcp if wanted.form == "dcp" else _write_torch)
+        _write_new(wanted.destination, state, _write_dcp if wanted.to == "dcp" else _write_torch)
     return done
 
 
@@ -73,29 +62,29 @@ def form_of(source: str) -> Form:
     )
 
 
-def _check(wanted: Conversion, form: Form) -> None:
+def _check(wanted: argparse.Namespace, form: Form, key: Key | None, new_key: Key | None) -> None:
     """Refuse what cannot work before anything is read."""
-    if form == "sealed" and wanted.key is None:
+    if form == "sealed" and key is None:
         raise ConfigurationError(f"{wanted.source} is sealed: give its key with --key")
-    if form != "sealed" and wanted.key is not None:  # the owner of the storage may have put it there
+    if form != "sealed" and key is not None:  # the owner of the storage may have put it there
         raise CheckpointError(
             f"{wanted.source} is {_TITLES[form]} and not sealed, as --key says; to seal a plain checkpoint, give "
             "--new-key and no --key"
         )
-    if wanted.form == "sealed" and wanted.new_key is None:
+    if wanted.to == "sealed" and new_key is None:
         raise ConfigurationError(
             "--to sealed needs a key: give it with --new-key, and make one with `ringfence secret new`"
         )
     if form != "sealed" and wanted.anchor is not None:
         raise ConfigurationError(f"--anchor applies to a sealed source, and {wanted.source} is {_TITLES[form]}")
-    if wanted.form != "sealed" and wanted.step is not None:
-        raise ConfigurationError(f"--step applies to --to sealed: {_TITLES[wanted.form]} has no step")
-    if form == "dcp" and not wanted.trusts_pickle:
+    if wanted.to != "sealed" and wanted.step is not None:
+        raise ConfigurationError(f"--step applies to --to sealed: {_TITLES[wanted.to]} has no step")
+    if form == "dcp" and not wanted.trust_pickle:
         raise ConfigurationError(
             f"{wanted.source} is plain DCP: its .metadata and its items that are not tensors are pickled, so reading it "
             "runs whatever code is in it. Give --trust-pickle if nobody else could write to it"
         )
-    if wanted.form != "sealed":
+    if wanted.to != "sealed":
         if "://" in wanted.destination:
             raise ConfigurationError(f"{wanted.destination}: plain checkpoints are written to local paths only")
         if os.path.lexists(wanted.destination):
@@ -105,20 +94,20 @@ def _check(wanted: Conversion, form: Form) -> None:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _load(wanted: Conversion, form: Form) -> tuple[dict[str, Any], Info | None]:
+def _load(wanted: argparse.Namespace, form: Form, key: Key | None) -> tuple[dict[str, Any], Info | None]:
     if form == "sealed":
-        assert wanted.key is not None
-        opened = checkpoint.inspect(wanted.source, key=wanted.key, anchor=wanted.anchor)
+        assert key is not None
+        opened = checkpoint.inspect(wanted.source, key=key, anchor=wanted.anchor)
         with Progress("opening", opened.info.size) as progress:
             # the digest: nobody replaces the index between the two calls
             state, info = checkpoint.load_all(
                 wanted.source,
-                key=wanted.key,
+                key=key,
                 anchor=opened.info.anchor,
                 threads=wanted.threads,
                 progress=progress.add,
             )
-        if wanted.form != "sealed":
+        if wanted.to != "sealed":
             checkpoint_keys.restore(state, info.metadata)
         return state, info
     found: Any = _load_dcp(wanted.source) if form == "dcp" else _load_torch(wanted.source)
@@ -160,15 +149,14 @@ def _load_dcp(source: str) -> dict[str, Any]:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _seal(wanted: Conversion, state: dict[str, Any], info: Info | None) -> str:
-    assert wanted.new_key is not None
+def _seal(wanted: argparse.Namespace, key: Key, state: dict[str, Any], info: Info | None) -> str:
     step = wanted.step if wanted.step is not None or info is None else info.step
     notes = checkpoint_keys.note_of(state) if info is None else info.metadata
     with Progress("sealing", _tensor_bytes(state)) as progress:
         return checkpoint.save(
             state,
             wanted.destination,
-            key=wanted.new_key,
+            key=key,
             step=step,
             metadata=notes,
             threads=wanted.threads,
