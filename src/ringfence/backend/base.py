@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -177,11 +178,13 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         even: bool = True,
     ) -> RingfenceWork:
         """Select the schedule, bind it to memory and submit it."""
-        dtype = next((tensor.dtype for tensors in parts.values() for tensor in tensors), torch.uint8)
+        # Without generators where C does the same: a call of 4 KiB is little but Python.
+        first = next(itertools.chain.from_iterable(parts.values()), None)
+        dtype = torch.uint8 if first is None else first.dtype
         code, combine, average = reduction_of(reduction, dtype) if reduction is not None else (0, None, False)
         engine, size = self._session.engine, self._group_size
         passes = divide(kind, size, _longest(kind, size, parts), engine.table, self._machines)
-        whole = all(len(tensors) == 1 for tensors in parts.values())
+        whole = set(map(len, parts.values())) <= {1}
         schedule = choose(
             *(kind, size, self._group_rank, root, nbytes, engine.table),
             average=average,
@@ -192,7 +195,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         call = Call(kind, code, dtype_code(dtype), schedule.identifier, root, elements)
         timeout, now = self._seconds(options), engine.clock()
         if stage.device is None:
-            bound = {buffer: [as_bytes(tensor) for tensor in tensors] for buffer, tensors in parts.items()}
+            bound = {buffer: list(map(as_bytes, tensors)) for buffer, tensors in parts.items()}
             request = CollectiveRequest(call, now + timeout, (parts, outputs), schedule, passes, bound, dtype, combine)
             request.copy_in, request.copy_out = stage.before, stage.after
         else:
@@ -277,14 +280,16 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
             raise ValueError(f"rank {rank} is not another rank of this group of {self._group_size}")
 
 
+_WHOLE: Final = {Collective.REDUCE_SCATTER: Buffer.INPUT, Collective.ALL_GATHER: Buffer.OUTPUT}
+
+
 def _longest(kind: Collective, size: int, parts: dict[Buffer, list[torch.Tensor]]) -> int:
     """The bytes of a collective's tensor, or of its longest part, as they are reduced and sent."""
-    whole = {Collective.REDUCE_SCATTER: Buffer.INPUT, Collective.ALL_GATHER: Buffer.OUTPUT}.get(kind)
-    lengths = [0]
+    whole, longest = _WHOLE.get(kind), 0
     for buffer, tensors in parts.items():
         divided = size if buffer is whole and len(tensors) == 1 else 1
-        lengths.extend(bytes_of(tensor) // divided for tensor in tensors)
-    return max(lengths)
+        longest = max(longest, max(map(bytes_of, tensors), default=0) // divided)
+    return longest
 
 
 def one(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
