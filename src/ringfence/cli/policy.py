@@ -158,14 +158,7 @@ def run_check(options: argparse.Namespace) -> int:
     if options.json:
         found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "not_genuine": wrong}
         limits = {
-            "min_workers": policy.min_workers,
-            "max_session_age": policy.max_session_age,
-            "verify_every": policy.verify_every,
-            "key_agreement": policy.key_agreement,
-            "inside_machine": list(policy.inside_machine),
-            "same_host": policy.same_host,
-            "forwarded": policy.forwarded,
-            "record": policy.record,
+            **policy.terms(),
             "rules_for_any_rank": any_rank,
             "two_rosters_are_detected": one_rank,
             "weak": weak,
