@@ -56,9 +56,16 @@ def load() -> Library:
 
 
 def count(library: Library) -> int:
-    """Return the number of GPUs, which may be 0. Raises ConfigurationError."""
+    """Return the number of GPUs. Raises ConfigurationError if a worker cannot present so many."""
     with _session(library):
-        return library.nvmlDeviceGetCount()
+        return _count(library)
+
+
+def _count(library: Library) -> int:
+    found = library.nvmlDeviceGetCount()
+    if found not in GPUS:
+        raise ConfigurationError(f"this machine has {found} GPUs; a worker presents {GPUS[0]} to {GPUS[-1]}")
+    return found
 
 
 def collect(nonce: bytes, library: Library, *, root: x509.Certificate | None = None) -> list[Gpu]:
@@ -69,10 +76,7 @@ def collect(nonce: bytes, library: Library, *, root: x509.Certificate | None = N
     if len(nonce) != spdm.NONCE_BYTES:
         raise ValueError(f"a GPU signs a nonce of {spdm.NONCE_BYTES} bytes")
     with exclusive(_device_lock), _session(library):
-        found = library.nvmlDeviceGetCount()
-        if found not in GPUS:
-            raise ConfigurationError(f"this machine has {found} GPUs; a worker presents {GPUS[0]} to {GPUS[-1]}")
-        return [_ask(index, nonce, library, root or pinned_root()) for index in range(found)]
+        return [_ask(index, nonce, library, root or pinned_root()) for index in range(_count(library))]
 
 
 def _ask(index: int, nonce: bytes, library: Library, root: x509.Certificate) -> Gpu:
