@@ -70,45 +70,23 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the actions of `certificate` to the command line."""
     certificate = commands.add_parser("certificate", help="issue certificates for workers")
     actions = certificate.add_subparsers(title="actions", metavar="ACTION", required=True)
-    new = actions.add_parser(
-        "new",
-        help="issue certificates; makes an authority if there is none",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
-    new.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the authority and its certificates")
-    new.add_argument("names", nargs="+", metavar="NAME", help="a worker or machine: letters, digits, - and _")
-    new.add_argument(
-        "--trust-domain",
-        metavar="NAME",
-        help=f"trust domain of a new authority (default: {TRUST_DOMAIN})",
-    )
-    new.set_defaults(run=run)
-    renew = actions.add_parser(
-        "renew",
-        help="issue certificates anew, with new dates",
-        description=RENEW,
-        epilog=RENEW_EXAMPLES,
-    )
-    renew.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the authority")
-    renew.add_argument("names", nargs="+", metavar="NAME", help="a worker or machine whose certificate is renewed")
-    renew.set_defaults(run=run_renew)
-    for action in (new, renew):
+    for name, what, description, examples, run_it, days, named in (
+        ("new", "issue certificates; makes an authority if there is none", DESCRIPTION, EXAMPLES, run, 30, "+"),
+        ("renew", "issue certificates anew, with new dates", RENEW, RENEW_EXAMPLES, run_renew, 30, "+"),
+        ("revoke", "revoke certificates; writes the list of revoked ones", REVOKE, REVOKE_EXAMPLES, run_revoke, 7, "*"),
+    ):
+        action = actions.add_parser(name, help=what, description=description, epilog=examples)
         action.add_argument(
-            "--days", type=DAYS, default=30, metavar="N", help="lifetime of the certificates (default: 30)"
+            "folder", type=Path, metavar="FOLDER", help="the folder of the authority and its certificates"
         )
+        action.add_argument("names", nargs=named, metavar="NAME", help="a worker or machine: letters, digits, - and _")
+        if name == "new":
+            trust_domain = f"trust domain of a new authority (default: {TRUST_DOMAIN})"
+            action.add_argument("--trust-domain", metavar="NAME", help=trust_domain)
+        lifetime = f"for how many days it is valid (default: {days})"
+        action.add_argument("--days", type=DAYS, default=days, metavar="N", help=lifetime)
         action.add_argument("--json", action="store_true", help="print the result as JSON")
-    revoke = actions.add_parser(
-        "revoke",
-        help="revoke certificates; writes the list of revoked ones",
-        description=REVOKE,
-        epilog=REVOKE_EXAMPLES,
-    )
-    revoke.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the authority")
-    revoke.add_argument("names", nargs="*", metavar="NAME", help="a worker or machine whose certificate is revoked")
-    revoke.add_argument("--days", type=DAYS, default=7, metavar="N", help="how long the list is valid (default: 7)")
-    revoke.add_argument("--json", action="store_true", help="print the result as JSON")
-    revoke.set_defaults(run=run_revoke)
+        action.set_defaults(run=run_it)
 
 
 def run(options: argparse.Namespace) -> int:
