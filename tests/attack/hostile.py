@@ -25,6 +25,7 @@ from ringfence.admission.proofs import (
 )
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
 from ringfence.admission.proofs.secret import SharedSecret
+from tests import provers
 from tests.attack.expensive import chains, large_rsa_key
 from tests.certificates import Authority, now, spiffe
 from tests.unit import azure_mint, nvidia_mint, snp_mint, tdx_mint, token_mint
@@ -77,7 +78,7 @@ def _quoted() -> tuple[Verifier, Prover, Callable[[Binding], bytes]]:
         """Another machine's quote with the expected REPORTDATA written into it."""
         return recorded[:at] + binding.digest + recorded[at + 64 :]
 
-    return tdx.TdxVerifier(td.rules, time.time, root=td.root), tdx.TdxProver(td.quote), hostile
+    return tdx.TdxVerifier(td.rules, time.time, root=td.root), provers.of_tdx(td.quote), hostile
 
 
 def by_tdx() -> Kind:
@@ -94,7 +95,7 @@ def by_snp() -> Kind:
         return snp.encode(bytes(recorded), own)
 
     verifier = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
-    prover = snp.SnpProver(lambda data: (vm.report(data), own))
+    prover = provers.of_snp(lambda data: (vm.report(data), own))
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
 
@@ -116,7 +117,7 @@ def by_azure_snp() -> Kind:
 
     roots = snp_mint.foundry().roots
     verifier = azure.AzureSnpVerifier(azure_mint.snp_rules(), time.time, known=roots)
-    prover = azure.AzureProver(azure.SNP_KIND, lambda nonce: honest.snp_proof(honest.attestation(nonce)))
+    prover = provers.of_azure(azure.SNP_KIND, lambda nonce: honest.snp_proof(honest.attestation(nonce)))
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
 
@@ -128,7 +129,7 @@ def by_azure_tdx() -> Kind:
         return azure.encode_tdx(quote, own.attestation(azure.nonce_of(binding.digest)))
 
     verifier = azure.AzureTdxVerifier(azure_mint.tdx_rules(), time.time, root=tdx_mint.foundry().root)
-    prover = azure.AzureProver(azure.TDX_KIND, lambda nonce: honest.tdx_proof(honest.attestation(nonce)))
+    prover = provers.of_azure(azure.TDX_KIND, lambda nonce: honest.tdx_proof(honest.attestation(nonce)))
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
 
@@ -146,7 +147,7 @@ def by_nvidia() -> Kind:
         return nvidia.encode([nvidia.Gpu(each.report.replace(bytes(32), nonce, 1), each.chain) for each in recorded])
 
     verifier = nvidia.NvidiaVerifier(rules, lambda: nvidia_mint.NOW, root=top.certificate)
-    prover = nvidia.NvidiaProver(lambda nonce: [each.gpu(nonce) for each in devices])
+    prover = provers.of_nvidia(lambda nonce: [each.gpu(nonce) for each in devices])
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
 
@@ -159,7 +160,7 @@ def by_token() -> Kind:
     def fetch(nonce: str) -> bytes:
         return token_mint.ES384.sign(token_mint.claims(eat_nonce=nonce)).encode()
 
-    return Kind(lambda rank: (Policy((verifier,)), token.TokenProver(fetch)), lambda binding: hostile)
+    return Kind(lambda rank: (Policy((verifier,)), provers.of_token(fetch)), lambda binding: hostile)
 
 
 def combined() -> Kind:

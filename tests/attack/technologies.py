@@ -9,6 +9,7 @@ from functools import cache
 
 from ringfence.admission.policy import Clock, Policy, Prover
 from ringfence.admission.proofs import azure, nvidia, snp, tdx, token
+from tests import provers
 from tests.unit import azure_mint, nvidia_mint, snp_mint, tdx_mint, token_mint
 
 NAMES = ("tdx", "snp", "nvidia", "token", "azure_snp", "azure_tdx")
@@ -116,11 +117,11 @@ def prover(kind: int, make: Make) -> Prover:
     """The prover of a worker whose hardware or service answers with this proof."""
     match kind:
         case tdx.KIND:
-            return tdx.TdxProver(make)
+            return provers.of_tdx(make)
         case snp.KIND:
-            return snp.SnpProver(lambda data: snp.decode(make(data)))
+            return provers.of_snp(lambda data: snp.decode(make(data)))
         case azure.SNP_KIND | azure.TDX_KIND:
-            return azure.AzureProver(kind, make)
+            return provers.of_azure(kind, make)
         case nvidia.KIND:
-            return nvidia.NvidiaProver(lambda nonce: nvidia.decode(make(nonce)))
-    return token.TokenProver(lambda nonce: token.decode(make(nonce.encode()))[0].encode())
+            return provers.of_nvidia(lambda nonce: nvidia.decode(make(nonce)))
+    return provers.of_token(lambda nonce: token.decode(make(nonce.encode()))[0].encode())

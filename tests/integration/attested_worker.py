@@ -24,6 +24,7 @@ from ringfence.errors import RingfenceError
 from ringfence.evidence import guest, tsm
 from ringfence.runtime.control import Bye
 from ringfence.session.join import join
+from tests import provers
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import FolderStore
 from tests.limits import HANG
@@ -59,9 +60,9 @@ class Plan:
     def prover(self, chip: Chip) -> Prover:
         if self.kind == "tdx":
             td = Kernel(tsm.TDX, chip)
-            return tdx.TdxProver(lambda data: guest.tdx(data, td))
+            return provers.of_tdx(lambda data: guest.tdx(data, td))
         vm = Kernel(tsm.SNP, chip, auxblob=self.auxblob, level_floor=0)
-        return snp.SnpProver(lambda data: guest.snp(data, vm))
+        return provers.of_snp(lambda data: guest.snp(data, vm))
 
 
 def work(pipe: Connection, folder: str, rank: int, size: int, plan: Plan, timeout: float) -> None:

@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import kinds
-from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
+from ringfence.admission.proofs.nvidia import Gpu, NvidiaVerifier, Rules
 from ringfence.config.settings import Settings
 from ringfence.errors import RingfenceError
 from ringfence.evidence import nvml
 from ringfence.session.join import join
+from tests import provers
 from tests.integration.admitted_worker import FolderStore, goodbye
 from tests.unit import nvidia_mint as mint
 from tests.unit.nvml_driver import Driver
@@ -49,7 +50,7 @@ def main(folder: str, rank: str, world_size: str, seconds: str, how: str) -> dic
         ((_, rules),) = settings.policy.rules[0].proofs
         assert isinstance(rules, Rules)
         policy = Policy((NvidiaVerifier(rules, time.time, root=root.certificate),))
-    prover = NvidiaProver(lambda nonce: collect(root, nonce, int(rank), how))
+    prover = provers.of_nvidia(lambda nonce: collect(root, nonce, int(rank), how))
     try:
         member = join(
             FolderStore(Path(folder)),

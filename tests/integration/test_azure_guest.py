@@ -33,6 +33,7 @@ from ringfence.evidence.evidence_file import StoredEvidence
 from ringfence.evidence.metadata import ANSWER_BYTES, Metadata
 from ringfence.evidence.tsm import KernelFiles
 from ringfence.session.join.provers import Machine, prover_of
+from tests import provers
 from tests.integration.join_cluster import Clock, Warnings, World
 from tests.limits import FAR
 from tests.unit import azure_mint, snp_mint, tdx_mint
@@ -365,8 +366,8 @@ def admission(vm: VirtualTpm, kind: str, service: Service, pcr: bytes = PCR_4) -
     )
     guest = AzureGuest(vm.opened, service.metadata)
     if kind == "azure_snp":
-        return Policy(verifiers), azure.AzureProver(azure.SNP_KIND, guest.snp)
-    return Policy(verifiers), azure.AzureProver(azure.TDX_KIND, guest.tdx)
+        return Policy(verifiers), provers.of_azure(azure.SNP_KIND, guest.snp)
+    return Policy(verifiers), provers.of_azure(azure.TDX_KIND, guest.tdx)
 
 
 def test_workers_in_vms_of_both_kinds_form_a_run(snp_vm: VirtualTpm, tdx_vm: VirtualTpm, service: Service) -> None:

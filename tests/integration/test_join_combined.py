@@ -15,6 +15,7 @@ from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import bundle, certificate, nvidia, tdx
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
 from ringfence.config.settings import Settings
+from tests import provers
 from tests.certificates import HOUR, Authority, spiffe
 from tests.integration.join_cluster import Clock, Warnings, World
 from tests.limits import FAR
@@ -57,7 +58,7 @@ def proofs(name: str, authority: Authority = AUTHORITY) -> list[Prover]:
     key = ec.generate_private_key(ec.SECP256R1())
     credential = authority.issue(spiffe(f"worker/{name}"), key=key, start=TODAY - HOUR, end=TODAY + HOUR)
     quote = tdx_mint.foundry().quote
-    return [CertificateProver(credential), tdx.TdxProver(quote), nvidia.NvidiaProver(gpus)]
+    return [CertificateProver(credential), provers.of_tdx(quote), provers.of_nvidia(gpus)]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.backend import inside
 from ringfence.errors import AdmissionError
 from ringfence.session.join import Membership
+from tests import provers
 from tests.integration.join_cluster import SECRET, World
 from tests.integration.test_admit_by_gpu_and_token import POLICY, pem
 from tests.integration.token_service import signer_in
@@ -38,7 +39,7 @@ SIZE = 6
 def test_all_pairs_pass_peer_verification_after_a_join() -> None:
     vm = snp_mint.foundry()
     policy = Policy((snp.SnpVerifier(vm.rules, time.time, known=vm.roots),))
-    prover = snp.SnpProver(lambda data: (vm.report(data), vm.certificate()))
+    prover = provers.of_snp(lambda data: (vm.report(data), vm.certificate()))
     with World(SIZE) as world:
         world.start(range(SIZE), admission=dict.fromkeys(range(SIZE), (policy, prover)))
         known = [peer_verifier_of(member) for member in world.members()]
@@ -79,7 +80,7 @@ def test_a_run_by_secret_and_hardware_keeps_no_key_that_admits(together: bool) -
     """Ranks 1 and 5 were admitted by the secret, if that is enough: peer verification needs no key for them."""
     vm, shared = snp_mint.foundry(), SharedSecret(SECRET, "none")
     hardware = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
-    prover: Prover = snp.SnpProver(lambda data: (vm.report(data), vm.certificate()))
+    prover: Prover = provers.of_snp(lambda data: (vm.report(data), vm.certificate()))
     policy = Policy((bundle.BundleVerifier([shared, hardware]),)) if together else Policy((shared, hardware))
     shown: Prover = bundle.BundleProver([shared, prover]) if together else prover
     admission = {rank: (policy, shown if together or rank not in (1, 5) else shared) for rank in range(SIZE)}

@@ -20,13 +20,13 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import certificate, nvidia, reference_values
-from ringfence.admission.proofs.nvidia import NvidiaProver, NvidiaVerifier
+from ringfence.admission.proofs.nvidia import NvidiaVerifier
 from ringfence.config.settings import Settings, load_policy
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.launch import agent_admission
 from ringfence.launch.agent_admission import CurrentPolicy
 from ringfence.session.join.credentials import JoinCredentials
-from tests import ports
+from tests import ports, provers
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.integration.admitted_worker import run_workers
 from tests.integration.join_cluster import Warnings, World
@@ -353,7 +353,7 @@ def test_a_worker_whose_gpu_is_revoked_is_refused(tmp_path: Path, how: str, says
         ((_, rules),) = own.policy.rules[0].proofs
         assert isinstance(rules, nvidia.Rules)
         policy = Policy((NvidiaVerifier(rules, time.time, root=top.certificate),))
-        admission[rank] = policy, NvidiaProver(partial(collect, device))
+        admission[rank] = policy, provers.of_nvidia(partial(collect, device))
     assert admission[0][0].digest == admission[1][0].digest
     with World(2, timeout=FAR if how == "good" else 6.0) as world:
         world.start([0, 1], dict(enumerate(settings)), admission=admission)

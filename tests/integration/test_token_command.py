@@ -12,10 +12,11 @@ import pytest
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence, Policy, verify
-from ringfence.admission.proofs.token import TokenProver, TokenVerifier, nonce_of
+from ringfence.admission.proofs.token import TokenVerifier, nonce_of
 from ringfence.errors import ConfigurationError, EvidenceError
 from ringfence.evidence.token_command import fetch_with
 from ringfence.keys import PROOF_LIMIT_BYTES
+from tests import provers
 from tests.unit.admission_samples import worker
 from tests.unit.token_mint import ES384, NOW, claims, rules
 
@@ -28,7 +29,7 @@ def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
     binding = Binding(b"one connection")
     signed = ES384.sign(claims(eat_nonce=nonce_of(binding.digest)))
     program = f"import sys; print({signed!r} if sys.argv[-1] == {nonce_of(binding.digest)!r} else 'no')"
-    prover = TokenProver(fetch_with(python(program)))
+    prover = provers.of_token(fetch_with(python(program)))
     policy = Policy((TokenVerifier(rules(), lambda: NOW),))
     assert verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
 

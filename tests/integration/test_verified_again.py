@@ -27,6 +27,7 @@ from ringfence.admission.proofs.snp_report import PRODUCTS
 from ringfence.errors import RingfenceError
 from ringfence.session.join import credentials
 from ringfence.transport import alarm
+from tests import provers
 from tests.integration.test_admit_by_gpu_and_token import POLICY as TOKENS
 from tests.integration.test_admit_by_gpu_and_token import pem
 from tests.integration.test_revocation import HOUR, LISTED, TODAY, Site
@@ -342,7 +343,7 @@ def be_a_guest(folder: str, flag: str, changed: int) -> None:
 
     def admission_of(*_: object) -> tuple[Policy, Prover]:
         verifier = snp.SnpVerifier(vm.rules, time.time, known=roots)
-        return Policy((verifier,), verify_every=EVERY), snp.SnpProver(report)
+        return Policy((verifier,), verify_every=EVERY), provers.of_snp(report)
 
     vars(credentials)["admission_of"] = admission_of
 

@@ -11,9 +11,10 @@ import pytest
 
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence, Policy, verify
-from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules, verify_report
+from ringfence.admission.proofs.nvidia import Gpu, NvidiaVerifier, Rules, verify_report
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import nvml
+from tests import provers
 from tests.limits import HANG
 from tests.unit import nvidia_mint as mint
 from tests.unit.admission_samples import worker
@@ -48,7 +49,7 @@ def test_every_gpu_is_asked_and_its_report_verifies(driver: Driver) -> None:
 
 def test_what_is_collected_admits(driver: Driver) -> None:
     reference_values = verify_report(collect()[0], NONCE, mint.NOW, root=ROOT.certificate).reference_values()
-    prover = NvidiaProver(collect)
+    prover = provers.of_nvidia(collect)
     policy = Policy((NvidiaVerifier(Rules((reference_values,), gpus=2), lambda: mint.NOW, root=ROOT.certificate),))
     binding = Binding(b"a connection")
     assert verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))

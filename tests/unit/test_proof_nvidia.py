@@ -14,11 +14,12 @@ from cryptography import x509
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Listing
-from ringfence.admission.policy import Evidence, Policy, verify
+from ringfence.admission.policy import Evidence, Policy, Prover, verify
 from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import kinds, nvidia, nvidia_chain, reference_values, spdm
-from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
+from ringfence.admission.proofs.nvidia import Gpu, NvidiaVerifier, Rules
 from ringfence.errors import AdmissionError, PolicyError
+from tests import provers
 from tests.certificates import ODD_FEATURE
 from tests.unit import nvidia_mint as mint
 from tests.unit.admission_samples import worker
@@ -319,7 +320,7 @@ def test_no_policy_reaches_the_root(tmp_path: Path) -> None:
     device = mint.Device.under(ROOT)
     verifier = NvidiaVerifier(Rules((minted_reference_values(device),)), lambda: mint.NOW)
     with pytest.raises(AdmissionError, match="not valid under NVIDIA's root"):
-        verifier.verify(evidence(NvidiaProver(lambda nonce: [device.gpu(nonce)])))
+        verifier.verify(evidence(provers.of_nvidia(lambda nonce: [device.gpu(nonce)])))
 
 
 # -- minted ---------------------------------------------------------------------------------------------------------
@@ -330,7 +331,7 @@ def minted_reference_values(device: mint.Device) -> reference_values.ReferenceVa
     return found.reference_values()
 
 
-def evidence(prover: NvidiaProver, binding: Binding = BINDING) -> Evidence:
+def evidence(prover: Prover, binding: Binding = BINDING) -> Evidence:
     return Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding)
 
 
@@ -339,7 +340,7 @@ def verdict(*devices: mint.Device, gpus: int | None = None, rules: Rules | None 
     rules = rules or Rules((minted_reference_values(mint.Device.under(ROOT)),), gpus=gpus)
     verifier = NvidiaVerifier(rules, lambda: mint.NOW, root=ROOT.certificate)
     admitted = verify(
-        Policy((verifier,)), evidence(NvidiaProver(lambda nonce: [device.gpu(nonce) for device in devices]))
+        Policy((verifier,)), evidence(provers.of_nvidia(lambda nonce: [device.gpu(nonce) for device in devices]))
     )
     assert admitted.proof_name == "NVIDIA GPU attestation"
 
@@ -352,7 +353,7 @@ def test_fresh_evidence_admits() -> None:
 @pytest.mark.promise("A proof is valid on one connection only.")
 def test_a_proof_is_good_on_its_own_connection_only() -> None:
     device = mint.Device.under(ROOT)
-    shown = evidence(NvidiaProver(lambda nonce: [device.gpu(nonce)]))
+    shown = evidence(provers.of_nvidia(lambda nonce: [device.gpu(nonce)]))
     verifier = NvidiaVerifier(Rules((minted_reference_values(device),)), lambda: mint.NOW, root=ROOT.certificate)
     verifier.verify(shown)
     with pytest.raises(AdmissionError, match=r"rank 1: .*not made for this connection"):
@@ -608,6 +609,6 @@ def test_a_listing_without_endorsement_relies_on_the_parent() -> None:
     verifier = NvidiaVerifier(Rules((minted_reference_values(mint.Device.under(ROOT)),)), lambda: mint.NOW)
     listing = Listing(worker(1).entry, nvidia.KIND, bytes(32), b"")
     assert verify(Policy((verifier,)), listing).entry == worker(1).entry
-    assert NvidiaProver(lambda nonce: []).endorse(worker(1).entry, bytes(32)) == b""
+    assert provers.of_nvidia(lambda nonce: []).endorse(worker(1).entry, bytes(32)) == b""
     with pytest.raises(AdmissionError, match="GPUs have none"):
         verify(Policy((verifier,)), replace(listing, endorsement=b"x"))

@@ -13,8 +13,9 @@ from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Evidence, Policy, verify
 from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import jose, token, token_claims
-from ringfence.admission.proofs.token import Rules, TokenProver, TokenVerifier
+from ringfence.admission.proofs.token import Rules, TokenVerifier
 from ringfence.errors import AdmissionError, PolicyError
+from tests import provers
 from tests.unit import token_mint as mint
 from tests.unit.admission_samples import worker
 from tests.unit.token_mint import ES256, ES384, ISSUER, NONCE, NOW, RS256, claims, rules
@@ -419,7 +420,7 @@ def test_what_a_policy_may_not_say(text: str, reason: str) -> None:
 
 @pytest.mark.promise("A proof is valid on one connection only.")
 def test_a_fresh_token_admits_on_its_own_connection_only() -> None:
-    prover = TokenProver(lambda nonce: ES384.sign(claims(eat_nonce=nonce)).encode() + b"\n")
+    prover = provers.of_token(lambda nonce: ES384.sign(claims(eat_nonce=nonce)).encode() + b"\n")
     policy = Policy((TokenVerifier(rules(), lambda: NOW),))
     binding = Binding(b"one connection")
     shown = Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding)
@@ -481,7 +482,7 @@ def test_a_proof_has_one_form() -> None:
     ],
 )
 def test_an_unauthenticated_peer_learns_nothing_of_the_policy(changes: dict[str, object], secret: str) -> None:
-    prover = TokenProver(
+    prover = provers.of_token(
         lambda nonce: ES384.sign(claims(**{"eat_nonce": nonce, "aud": "audience-1"} | changes)).encode()
     )
     policy = Policy((TokenVerifier(replace(rules(), audience="audience-1"), lambda: NOW),))

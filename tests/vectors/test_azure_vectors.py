@@ -20,6 +20,7 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.proofs import azure, hcl_report
 from ringfence.admission.proofs.snp import Rules as SnpRules
 from ringfence.admission.proofs.snp_report import Tcb
+from tests import provers
 from tests.unit import azure_mint
 
 FILE = Path(__file__).parent / "azure.json"
@@ -39,7 +40,7 @@ def from_code(key: bytes) -> dict[str, Any]:
         made.append(vm.attestation(nonce))
         return azure.encode_snp(REPORT, CERTIFICATE, made[0])
 
-    proof = azure.AzureProver(azure.SNP_KIND, collect).prove(BINDING)
+    proof = provers.of_azure(azure.SNP_KIND, collect).prove(BINDING)
     rules = azure.Rules(SNP, ((7, (PCRS[7], PCRS[6])), (4, (PCRS[4],))), (bytes(8),), ("b", "a"), False)
     return {
         "key": key.hex(),

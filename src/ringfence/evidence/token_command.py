@@ -25,7 +25,7 @@ _CANNOT_START: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, 
 
 
 def fetch_with(command: Sequence[str], seconds: float = TOKEN_SECONDS) -> Callable[[str], bytes]:
-    """Return the function that a `TokenProver` calls with its nonce."""
+    """Return the function that fetches a token for a nonce."""
 
     def fetch(nonce: str) -> bytes:
         return run([*command, nonce], seconds)

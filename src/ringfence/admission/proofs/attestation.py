@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final, Generic, TypeVar
 
 from ringfence.admission import encoding
@@ -16,7 +16,6 @@ from ringfence.errors import AdmissionError
 MEASURE: Final = "`ringfence evidence measure` prints the values for a policy"
 
 R = TypeVar("R", bound=Rules)
-C = TypeVar("C")
 
 
 def encode_lists(lists: Iterable[Sequence[bytes]]) -> bytes:
@@ -60,16 +59,15 @@ class AttestationVerifier(ABC, Generic[R]):
             raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {none}")
 
 
-class AttestationProver(ABC, Generic[C]):
-    """Makes proofs of one kind with `collect`, which asks the device or the service."""
+class AttestationProver:
+    """Makes proofs of one kind with `collect`, which asks the device or the service for one over a binding's digest."""
 
-    kind: int
-
-    def __init__(self, collect: C) -> None:
+    def __init__(self, kind: int, collect: Callable[[bytes], bytes]) -> None:
+        self.kind = kind
         self._collect = collect
 
-    @abstractmethod
-    def prove(self, binding: Binding) -> bytes: ...
+    def prove(self, binding: Binding) -> bytes:
+        return self._collect(binding.digest)
 
     def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
         return b""

@@ -10,17 +10,15 @@ The extra data of the TPM quote is SHA-256(binding).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from ringfence import keys
 from ringfence.admission import encoding
-from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import hcl_report, snp, snp_chain, snp_report, tdx, tdx_quote, tpm_quote
-from ringfence.admission.proofs.attestation import MEASURE, AttestationProver, AttestationVerifier, encode_lists
+from ringfence.admission.proofs.attestation import MEASURE, AttestationVerifier, encode_lists
 from ringfence.admission.proofs.hcl_report import RuntimeData
 from ringfence.admission.proofs.tpm_quote import PCR_BYTES, PCRS, Quote
 from ringfence.errors import AdmissionError, ProtocolError
@@ -272,14 +270,3 @@ class AzureTdxVerifier(AttestationVerifier[Rules]):
 
     def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> object:
         return verify_tdx(proof, nonce_of(binding_digest), self._rules, now, root=self._root)
-
-
-class AzureProver(AttestationProver[Callable[[bytes], bytes]]):
-    """Makes proofs of one of the two kinds. `collect` returns a proof over 32 bytes of extra data."""
-
-    def __init__(self, kind: int, collect: Callable[[bytes], bytes]) -> None:
-        super().__init__(collect)
-        self.kind = kind
-
-    def prove(self, binding: Binding) -> bytes:
-        return self._collect(nonce_of(binding.digest))

@@ -10,7 +10,7 @@ proof = certificates, each once · for each GPU: indices of its certificates, le
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -24,13 +24,12 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from ringfence import keys
 from ringfence.admission import encoding, roots
-from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.policy_file import duration_text
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import nvidia_chain, ocsp_status, spdm
 from ringfence.admission.proofs import reference_values as reference_values
-from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
+from ringfence.admission.proofs.attestation import AttestationVerifier
 from ringfence.admission.proofs.nvidia_chain import CertifiedGpu
 from ringfence.admission.proofs.reference_values import ReferenceValues
 from ringfence.errors import AdmissionError, ProtocolError
@@ -258,15 +257,6 @@ class NvidiaVerifier(AttestationVerifier[Rules]):
 
     def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> tuple[Claims, ...]:
         return verify(proof, self._rules, binding_digest, now, root=self._root)
-
-
-class NvidiaProver(AttestationProver[Callable[[bytes], Sequence[Gpu]]]):
-    """Makes proofs. `collect` returns the evidence of every GPU of this worker over a nonce."""
-
-    kind = KIND
-
-    def prove(self, binding: Binding) -> bytes:
-        return encode(self._collect(nonce_of(binding.digest)))
 
 
 # -- encoding -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ proof = blob report (1,184 bytes) ‖ blob endorsement certificate (VCEK or VLEK
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from ringfence import keys
 from ringfence.admission import encoding
-from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable
-from ringfence.admission.proofs.attestation import MEASURE, AttestationProver, AttestationVerifier, encode_lists
+from ringfence.admission.proofs.attestation import MEASURE, AttestationVerifier, encode_lists
 from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots, endorsement, pinned, roots_content
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, SnpReport, Tcb
 from ringfence.admission.proofs.snp_revocation import FETCH, RevocationList
@@ -366,12 +365,3 @@ class SnpVerifier(AttestationVerifier[Rules]):
 
     def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> Claims:
         return verify(proof, binding_digest, self._rules, now, known=self._known)
-
-
-class SnpProver(AttestationProver[Callable[[bytes], tuple[bytes, bytes]]]):
-    """Makes proofs. `collect` returns a report over 64 bytes, and its endorsement certificate."""
-
-    kind = KIND
-
-    def prove(self, binding: Binding) -> bytes:
-        return encode(*self._collect(binding.digest))

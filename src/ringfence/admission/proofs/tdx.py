@@ -16,11 +16,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence import keys
 from ringfence.admission import roots
-from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import tdx_quote
-from ringfence.admission.proofs.attestation import MEASURE, AttestationProver, AttestationVerifier, encode_lists
+from ringfence.admission.proofs.attestation import MEASURE, AttestationVerifier, encode_lists
 from ringfence.admission.proofs.tdx_collateral import Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
 
@@ -272,12 +271,3 @@ class TdxVerifier(AttestationVerifier[Rules]):
 
     def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> Claims:
         return verify(proof, binding_digest, self._rules, now, root=self._root)
-
-
-class TdxProver(AttestationProver[Callable[[bytes], bytes]]):
-    """Makes proofs. `collect` returns a quote over 64 bytes."""
-
-    kind = KIND
-
-    def prove(self, binding: Binding) -> bytes:
-        return self._collect(binding.digest)

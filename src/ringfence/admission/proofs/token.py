@@ -10,16 +10,15 @@ proof = token · number of detached submodules · name, token of each, by name
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ringfence import keys
 from ringfence.admission import encoding
-from ringfence.admission.binding import Binding
 from ringfence.admission.policy_file.toml_table import TomlTable, quoted
 from ringfence.admission.proofs import jose
-from ringfence.admission.proofs.attestation import AttestationProver, AttestationVerifier
+from ringfence.admission.proofs.attestation import AttestationVerifier
 from ringfence.admission.proofs.jose import Json, PublicKey
 from ringfence.admission.proofs.token_claims import (
     NAME_CHARACTERS,
@@ -232,15 +231,6 @@ class TokenVerifier(AttestationVerifier[Rules]):
 
     def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> Claims:
         return verify(proof, self._rules, nonce_of(binding_digest), now)
-
-
-class TokenProver(AttestationProver[Callable[[str], bytes]]):
-    """Makes proofs. `collect` returns the service's answer for a nonce."""
-
-    kind = KIND
-
-    def prove(self, binding: Binding) -> bytes:
-        return encode(*read_answer(self._collect(nonce_of(binding.digest))))
 
 
 # -- encoding -------------------------------------------------------------------------------------------------------

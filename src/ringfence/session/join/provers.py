@@ -22,6 +22,7 @@ from ringfence.admission.proofs import (
     tdx,
     token,
 )
+from ringfence.admission.proofs.attestation import AttestationProver
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.config.settings import Settings
 from ringfence.errors import AdmissionError, ConfigurationError
@@ -123,13 +124,17 @@ def _certificate(settings: Settings, shared: SharedSecret | None, rules: certifi
 
 def _tdx(settings: Settings, shared: SharedSecret | None, rules: tdx.Rules, machine: Machine) -> Prover:
     _check_guest(machine, tsm.TDX)
-    return tdx.TdxProver(lambda report_data: guest.tdx(report_data, machine.files))
+    return AttestationProver(tdx.KIND, lambda digest: guest.tdx(digest, machine.files))
 
 
 def _snp(settings: Settings, shared: SharedSecret | None, rules: snp.Rules, machine: Machine) -> Prover:
     _check_guest(machine, tsm.SNP)
     own = _vcek(settings)
-    return snp.SnpProver(lambda report_data: guest.snp(report_data, machine.files, certificate=own, level=rules.vmpl))
+
+    def collect(digest: bytes) -> bytes:
+        return snp.encode(*guest.snp(digest, machine.files, certificate=own, level=rules.vmpl))
+
+    return AttestationProver(snp.KIND, collect)
 
 
 def _vcek(settings: Settings) -> bytes | None:
@@ -148,22 +153,24 @@ def _check_guest(machine: Machine, wanted: str) -> None:
 def _nvidia(settings: Settings, shared: SharedSecret | None, rules: nvidia.Rules, machine: Machine) -> Prover:
     library = machine.gpus()
     nvml.count(library)  # raises if this machine has none
-    return nvidia.NvidiaProver(lambda nonce: nvml.collect(nonce, library))
+    return AttestationProver(nvidia.KIND, lambda digest: nvidia.encode(nvml.collect(nvidia.nonce_of(digest), library)))
 
 
 def _token(settings: Settings, shared: SharedSecret | None, rules: token.Rules, machine: Machine) -> Prover:
     if not settings.token_command:
         raise ConfigurationError("set RINGFENCE_TOKEN_COMMAND to a command that prints a token for a nonce")
-    return token.TokenProver(fetch_with(settings.token_command))
+    fetch = fetch_with(settings.token_command)
+    return AttestationProver(token.KIND, lambda digest: token.encode(*token.read_answer(fetch(token.nonce_of(digest)))))
 
 
 def _azure_snp(settings: Settings, shared: SharedSecret | None, rules: azure.Rules, machine: Machine) -> Prover:
     own, vm = _vcek(settings), _azure_guest(machine, hcl_report.SNP)
-    return azure.AzureProver(azure.SNP_KIND, lambda nonce: vm.snp(nonce, own))
+    return AttestationProver(azure.SNP_KIND, lambda digest: vm.snp(azure.nonce_of(digest), own))
 
 
 def _azure_tdx(settings: Settings, shared: SharedSecret | None, rules: azure.Rules, machine: Machine) -> Prover:
-    return azure.AzureProver(azure.TDX_KIND, _azure_guest(machine, hcl_report.TDX).tdx)
+    vm = _azure_guest(machine, hcl_report.TDX)
+    return AttestationProver(azure.TDX_KIND, lambda digest: vm.tdx(azure.nonce_of(digest)))
 
 
 def _azure_guest(machine: Machine, wanted: int) -> AzureGuest:
