@@ -76,14 +76,9 @@ class Host:
             self._accept()
         elif isinstance(source, Peer) and source.rank is not None:
             self._serve(source, events)
-        elif self._handshakes is not None and source is self._handshakes.verification:
-            with self._logged_without_proof():
-                self._handshakes.take_verdicts()
-        elif self._handshakes is not None and source is self._handshakes.collector:
-            with self._logged_without_proof():
-                self._handshakes.take_proofs()
         else:
-            return False
+            with self._logged_without_proof():
+                return self._handshakes is not None and self._handshakes.dispatch(source)
         return True
 
     def serve_pending(self, ready: list[tuple[Peer, int]]) -> None:

@@ -87,16 +87,11 @@ class HostLink:
         if key.data is self._background:
             for target in self._background.finished():
                 self._dial(target)
-        elif key.data is self._handshakes.verification:
-            with self._final_without_proof():
-                self._handshakes.take_verdicts()
-        elif key.data is self._handshakes.collector:
-            with self._final_without_proof():
-                self._handshakes.take_proofs()
         elif key.data is self._peer:
             self._serve(events)
         else:
-            return False
+            with self._final_without_proof():
+                return self._handshakes.dispatch(key.data)
         return True
 
     def serve_pending(self, ready: list[tuple[Peer, int]]) -> None:

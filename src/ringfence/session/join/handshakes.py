@@ -202,9 +202,21 @@ class Handshakes:
         queues = handshake.state is State.COLLECT or (handshake.role, handshake.state) == (Role.CHILD, State.PROOF)
         return keys.EVIDENCE_SECONDS * (keys.TREE_FANOUT + 1 if queues else 1)
 
+    # -- what threads have finished -----------------------------------------------------------------------------------
+
+    def dispatch(self, source: object) -> bool:
+        """Take what is finished if `source` is a source of these handshakes; return whether it is. Raises EvidenceError."""
+        if source is self.verification:
+            self._take_verdicts()
+        elif source is self.collector:
+            self._take_proofs()
+        else:
+            return False
+        return True
+
     # -- verdicts on peers' proofs ----------------------------------------------------------------------------------
 
-    def take_verdicts(self) -> None:
+    def _take_verdicts(self) -> None:
         """Continue the handshakes whose proofs have been verified."""
         for peer, found in self.verification.finished():
             if self._is_pending(peer):
@@ -229,7 +241,7 @@ class Handshakes:
         else:
             self.collector.start(peer, binding)
 
-    def take_proofs(self) -> None:
+    def _take_proofs(self) -> None:
         """Present the proofs that have been collected. Raises EvidenceError if this machine can give none at all."""
         for peer, outcome in self.collector.finished():
             if isinstance(outcome, EvidenceError):

@@ -211,10 +211,8 @@ class JoinLoop:
             self._accept()
         elif key.data is self._dialler:
             self._dialler.take_targets()
-        elif key.data is self._handshakes.collector:
-            self._handshakes.take_proofs()
-        elif key.data is self._handshakes.verification:
-            self._handshakes.take_verdicts()
+        elif self._handshakes.dispatch(key.data):
+            return True
         elif self._connections.is_neighbour(key.data):
             self._serve_neighbour(key.data, events)
         else:
