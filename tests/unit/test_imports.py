@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"session"},
     "__init__": GROUND | {"backend"},
     "checkpoint": GROUND | {"admission", "backend", "config", "dataplane"},
+    "hooks": {"device", "errors"},
     "cli": GROUND
     | {"__init__", "admission", "backend", "checkpoint", "config", "dataplane", "device", "evidence", "guard"}
     | {"own_process", "record", "runtime", "session", "transport"},
