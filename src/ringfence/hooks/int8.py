@@ -4,7 +4,7 @@ It sends a quarter of the bytes. Every rank sends each other rank one shard of i
 it: so each peer sees 1/n of each update as it is, which sums under masks would hide from it.
 """
 
-from __future__ import annotations
+# Without annotations from __future__: DDP compares those of a hook with its classes.
 
 import weakref
 from collections.abc import Mapping, Sequence
