@@ -66,12 +66,14 @@ def test_errors_that_are_kept_make_up_the_difference(
 
 
 @given(ROWS, COUNTS, st.integers(0, 9))
-def test_adding_equals_reading(rows: int, count: int, seed: int) -> None:
-    values, others = (random_values(rows, count, 1.0, each) for each in (seed, seed + 10))
-    packets = packed(others)
-    expected = values + unpacked(packets, values)
-    blocks.add_to(values, packets)
-    assert torch.allclose(values, expected, rtol=0, atol=2.0**-22)
+def test_packets_are_added_before(rows: int, count: int, seed: int) -> None:
+    values, *others = (random_values(rows, count, 1.0, each) for each in (seed, seed + 10, seed + 20))
+    added = [packed(each) for each in others]
+    expected = values + unpacked(added[0], values) + unpacked(added[1], values)
+    packets = torch.zeros_like(added[0])
+    blocks.quantise(values, packets, added=added)
+    assert torch.allclose(values, expected, rtol=0, atol=2.0**-21)
+    assert torch.equal(unpacked(packets, values), unpacked(packed(values), values))
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])

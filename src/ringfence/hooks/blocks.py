@@ -8,7 +8,7 @@ NaN: all of its values are read as NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -25,20 +25,31 @@ def packet_bytes(count: int, header: int) -> int:
     return count + count // BLOCK * _SCALE_BYTES + header
 
 
-def quantise(values: torch.Tensor, packets: torch.Tensor, *, divisor: int = 1, keep_errors: bool = False) -> None:
+def quantise(
+    values: torch.Tensor,
+    packets: torch.Tensor,
+    *,
+    added: Sequence[torch.Tensor] = (),
+    divisor: int = 1,
+    keep_errors: bool = False,
+) -> None:
     """Write each row of values to the packet of the same row.
 
     Args:
         values: float32, with a multiple of BLOCK columns.
         packets: uint8; their headers are left alone.
+        added: Packets whose values are added to `values` before, in this order.
         divisor: What is read from the packets is divided by this.
         keep_errors: Replace the values by what their codes lack of them (before the division): 0 in blocks that are not
             finite.
     """
     blocks = values.unflatten(1, (-1, BLOCK))
     codes, scales = _parts(packets, blocks.size(1))
+    others = [_parts(each, blocks.size(1)) for each in added]
     for tile, scratch in _tiles(blocks):
         block = blocks[tile]
+        for their_codes, their_scales in others:
+            block.addcmul_(scratch.copy_(their_codes[tile]), their_scales[tile].unsqueeze(2))
         torch.abs(block, out=scratch)
         largest = scratch.amax(2).clamp_(min=_SMALLEST)
         torch.mul(block, (_LARGEST_CODE / largest).unsqueeze_(2), out=scratch).round_()
@@ -50,14 +61,6 @@ def quantise(values: torch.Tensor, packets: torch.Tensor, *, divisor: int = 1, k
             lost = scale.isnan()
             if block.device.type != "cpu" or bool(lost.any()):  # another device is not waited for
                 block.masked_fill_(lost.unsqueeze(2), 0.0)
-
-
-def add_to(values: torch.Tensor, packets: torch.Tensor) -> None:
-    """Add to each row of values what the packet of the same row holds."""
-    blocks = values.unflatten(1, (-1, BLOCK))
-    codes, scales = _parts(packets, blocks.size(1))
-    for tile, scratch in _tiles(blocks):
-        blocks[tile].addcmul_(scratch.copy_(codes[tile]), scales[tile].unsqueeze(2))
 
 
 def read(packets: torch.Tensor, values: torch.Tensor) -> None:

@@ -80,12 +80,14 @@ class Piece:
                 f"rank {rank}: another rank called this all-reduce of {self._values.dtype} with another number of "
                 "elements, another dtype, or another `average`. Call it alike on all ranks of the group"
             )
-        keep = self._residual is not None
-        mine, own = self._sums[rank : rank + 1], self._received[rank : rank + 1]
-        for peer in range(self._call.size):
-            if peer != rank:
-                blocks.add_to(mine, self._received[peer : peer + 1])
-        blocks.quantise(mine, own, divisor=self._call.size if self._call.average else 1, keep_errors=keep)
+        own = self._received[rank : rank + 1]
+        blocks.quantise(
+            self._sums[rank : rank + 1],
+            own,
+            added=[self._received[peer : peer + 1] for peer in range(self._call.size) if peer != rank],
+            divisor=self._call.size if self._call.average else 1,
+            keep_errors=self._residual is not None,
+        )
         if self._residual is not None and self._residual.data_ptr() != self._sums.data_ptr():
             self._residual.copy_(self._sums.view(-1)[: self._residual.numel()])
         self._work = dist.all_gather_into_tensor(self._sent.view(-1), own.view(-1), group=group, async_op=True)

@@ -1,4 +1,4 @@
-"""Builds the library of the simulated accelerator against the installed torch, once for each user and torch."""
+"""Builds C++ of the lab, once for each user: the library of the simulated accelerator, for each torch, and programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ FLAGS: Final = (
     *("-std=c++20", "-O1", "-fPIC", "-shared", "-s", "-fvisibility=hidden"),
     *("-Wall", "-Wextra", "-DAT_PER_OPERATOR_HEADERS"),
 )
+PROGRAM_FLAGS: Final = ("-std=c++20", "-O2", "-s", "-Wall", "-Wextra")
 BUILD_SECONDS: Final = 600.0  # the most that a build may take
 
 
@@ -34,26 +36,46 @@ def library(torch_folder: Path, torch_version: str, cxx11_abi: bool, sources: Pa
         raise ConfigurationError(
             f"the simulated accelerator needs torch's C++ headers, and {include} has none: install torch from its wheel"
         )
-    compiler = os.environ.get("CXX") or "g++"
+    compiler = _compiler()
     defines = f"-D_GLIBCXX_USE_CXX11_ABI={int(cxx11_abi)}"
     digest = hashlib.sha256("\0".join([_version_of(compiler), *FLAGS, defines]).encode())
     for file in sorted(sources.glob("*.[ch]pp")):
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
     folder = _cache_folder(f"{torch_version}-{digest.hexdigest()[:16]}")
-    built = folder / LIBRARY
+    return _once(folder / LIBRARY, lambda target: _compile(compiler, [*FLAGS, defines], torch_folder, sources, target))
+
+
+def program(source: Path) -> Path:
+    """Return the path of the program that is built of one source file; build it if there is none for this source and
+    this compiler. Raises ConfigurationError as `library` does.
+    """
+    compiler = _compiler()
+    digest = hashlib.sha256("\0".join([_version_of(compiler), *PROGRAM_FLAGS]).encode() + source.read_bytes())
+    folder = _cache_folder(f"{source.stem}-{digest.hexdigest()[:16]}")
+    return _once(
+        folder / source.stem, lambda target: _run([compiler, *PROGRAM_FLAGS, str(source), "-o", str(target)], "")
+    )
+
+
+def _once(built: Path, build: Callable[[Path], str]) -> Path:
+    """Build a file in a folder of its own, unless it is there. `build` gets a path and returns the compiler's messages."""
     if built.exists():
         return built
-    with (folder / "lock").open("wb") as lock:
+    with (built.parent / "lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building, for BUILD_SECONDS at most
         if not built.exists():
-            temporary = folder / f".{secrets.token_hex(8)}.so"
+            temporary = built.parent / f".{secrets.token_hex(8)}{built.suffix}"
             try:
-                messages = _compile(compiler, [*FLAGS, defines], torch_folder, sources, temporary)
-                (folder / MESSAGES).write_text(messages)
+                messages = build(temporary)
+                (built.parent / MESSAGES).write_text(messages)
                 temporary.rename(built)
             finally:
                 temporary.unlink(missing_ok=True)
     return built
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX") or "g++"
 
 
 def _version_of(compiler: str) -> str:
@@ -63,7 +85,7 @@ def _version_of(compiler: str) -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(
-            f"the simulated accelerator needs a C++ compiler, and {compiler} does not run ({error}): "
+            f"this part of the lab needs a C++ compiler, and {compiler} does not run ({error}): "
             "install g++ (on Debian `apt-get install g++`), or name another compiler in CXX"
         ) from error
 
@@ -75,15 +97,20 @@ def _compile(compiler: str, flags: list[str], torch_folder: Path, sources: Path,
     command = [compiler, *flags, f"-I{sources}", "-isystem", str(include)]
     command += ["-isystem", str(include / "torch" / "csrc" / "api" / "include")]
     command += ["-x", "c++", "-", "-o", str(target), f"-L{libraries}", "-lc10", "-ltorch_cpu", "-ltorch"]
+    return _run(command, unit)
+
+
+def _run(command: Sequence[str], unit: str) -> str:
+    """Run the compiler; return its messages."""
     try:
         done = subprocess.run(  # noqa: S603 - the user's own compiler
             command, input=unit, capture_output=True, text=True, timeout=BUILD_SECONDS
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigurationError(f"the simulated accelerator could not be built: {error}") from error
+        raise ConfigurationError(f"C++ of the lab could not be built: {error}") from error
     if done.returncode != 0:
         raise ConfigurationError(
-            f"the simulated accelerator could not be built; {compiler} says:\n{done.stderr.strip()[-4000:]}"
+            f"C++ of the lab could not be built; {command[0]} says:\n{done.stderr.strip()[-4000:]}"
         )
     return done.stderr
 
@@ -100,7 +127,7 @@ def _cache_folder(name: str) -> Path:
         return _own_folder(_own_folder(folder / "accelerator", others=0o077) / name, others=0o077)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot make a folder for the simulated accelerator: {error}. Set XDG_CACHE_HOME to a folder of yours"
+            f"cannot make a folder for what is built: {error}. Set XDG_CACHE_HOME to a folder of yours"
         ) from error
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ringfence_lab.bench import machine
 from ringfence_lab.bench.netns import Hosts, burst_bytes
+from ringfence_lab.bench.relay import LongLink
 from ringfence_lab.bench.samples import Case, Round, Samples
 from ringfence_lab.bench.tunnels import tunnels
 from ringfence_lab.bench.worker_pool import Placement, WorkerPool
@@ -35,12 +36,15 @@ class Setup:
     hosts: int = 0  # 0: everything on the loopback
     rate: str | None = None
     device: str | None = None  # of the tensors; None: the host
+    link: LongLink | None = None  # between hosts; None: a bridge
 
     def circumstances(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a case that identify the machine, the network and the variants."""
         place: dict[str, Any] = {"hosts": self.hosts, "rate": self.rate}
         if self.rate is not None:
             place["burst"] = burst_bytes(self.rate)
+        if self.link is not None:
+            place["link"] = self.link._asdict()
         return {**place, "variants": list(self.variants), "machine": machine.digest(facts)}
 
 
@@ -61,7 +65,7 @@ def measure(setup: Setup, cases: Sequence[Mapping[str, Any]], facts: Mapping[str
         for workers in sorted({case["workers"] for case, _ in missing}):
             progress.say(f"starting {workers} workers")
             with (
-                placements_for(workers, setup.hosts, setup.rate, setup.variants) as placements,
+                placements_for(workers, setup.hosts, setup.rate, setup.variants, setup.link) as placements,
                 WorkerPool(placements, setup.variants, setup.device) as worker_pool,
             ):
                 samples.begin({**facts, **worker_pool.facts}, setup.command, machine.now())
@@ -78,7 +82,7 @@ def measure(setup: Setup, cases: Sequence[Mapping[str, Any]], facts: Mapping[str
 
 @contextlib.contextmanager
 def placements_for(
-    workers: int, hosts: int, rate: str | None, variants: Sequence[str] = ()
+    workers: int, hosts: int, rate: str | None, variants: Sequence[str] = (), link: LongLink | None = None
 ) -> Iterator[list[Placement]]:
     """Yield the placement of each worker: on the loopback, or on hosts (network namespaces) that are removed afterwards.
 
@@ -87,7 +91,7 @@ def placements_for(
     if not hosts:
         yield [Placement()] * workers
         return
-    with Hosts(hosts, rate) as made, tunnels(made.ends, variants):
+    with Hosts(hosts, rate, link) as made, tunnels(made.ends, variants):
         yield made.placements(workers)
 
 

@@ -24,6 +24,10 @@ TUNNELS: Final = {  # with two hosts
     "gloo-wireguard": "plaintext Gloo through wireguard-go, a tunnel in user space (--hosts 2)",
     "gloo-openvpn": "plaintext Gloo through OpenVPN with AES-256-GCM (--hosts 2)",
 }
+QUANTISED: Final = {  # of all-reduces
+    "int8": "ringfence.hooks.int8.all_reduce: sealed, with int8 on the wire",
+    "gloo-int8": "the same over plaintext Gloo",
+}
 HOST: Final = ("host-a", "host-b")  # the baseline of device tensors, twice for the same reason
 DEVICE_VARIANTS: Final = {
     "host-a": "ringfence on host tensors, with the same copies to and from the device beside it",

@@ -4,7 +4,8 @@
     host 1: 10.83.0.2 ──veth, tbf──┤ bridge, in a namespace of its own
     …                              ┘
 
-Both directions are limited: what a host sends, at its own end; what it receives, at the bridge's end.
+Both directions are limited: what a host sends, at its own end; what it receives, at the bridge's end. A long link has a relay
+in place of the bridge (`relay.py`): then the rate limits what a host sends.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
 from ringfence.errors import ConfigurationError
+from ringfence_lab.bench.relay import MTU, LongLink, Relay
 from ringfence_lab.bench.worker_pool import Placement
 
 _INTERFACE: Final = "rf"
@@ -25,6 +28,7 @@ _LOWEST_RATE: Final = 1000  # what is 0 bytes a second to the kernel is refused 
 _BURST_SECONDS: Final = 0.002  # at full rate, never under a few of the largest packets that the kernel hands over
 _SMALLEST_BURST: Final = 256 * 1024
 _QUEUE: Final = "50ms"
+_LONG_BUFFER: Final = 64 << 20  # bytes of a socket, at most: 5 Gbit/s and 100 ms of round trip
 
 
 def bits_per_second(rate: str) -> int:
@@ -52,10 +56,12 @@ def available() -> bool:
 class Hosts:
     """`count` hosts. A context manager: leaving it removes them."""
 
-    def __init__(self, count: int, rate: str | None) -> None:
+    def __init__(self, count: int, rate: str | None, link: LongLink | None = None) -> None:
         if not available():
             raise ConfigurationError("--hosts makes network namespaces: it needs root and iproute2 (ip, tc)")
         self._rate = rate
+        self._link = link
+        self.relay: Relay | None = None  # of a long link
         self._bridge = f"rfb{os.getpid()}-bridge"
         self._names = [f"rfb{os.getpid()}-{number}" for number in range(count)]
         if rate is not None:
@@ -87,24 +93,48 @@ class Hosts:
         self._remove()
 
     def _build(self) -> None:
+        for name in self._names:
+            _run(f"ip netns add {name}")
+            _run(f"ip -n {name} link set lo up")
+        if self._link is None:
+            self._build_bridge()
+        else:
+            self._build_relay(self._link)
+
+    def _build_relay(self, link: LongLink) -> None:
+        self.relay = Relay(self.ends, _INTERFACE, link)
+        for name, address in self.ends:
+            _run(f"ip -n {name} link set {_INTERFACE} mtu {MTU} txqueuelen 4000")
+            _run(f"ip -n {name} address add {address}/16 dev {_INTERFACE}")
+            _run(f"ip -n {name} link set {_INTERFACE} up")
+            for limits in (f"tcp_rmem=4096 131072 {_LONG_BUFFER}", f"tcp_wmem=4096 16384 {_LONG_BUFFER}"):
+                _run(["ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv4.{limits}"])
+            if self._rate is not None:
+                _run(f"tc -n {name} qdisc add dev {_INTERFACE} {self._limit()}")
+
+    def _limit(self) -> str:
+        assert self._rate is not None
+        return f"root tbf rate {self._rate} burst {burst_bytes(self._rate)} latency {_QUEUE}"
+
+    def _build_bridge(self) -> None:
         bridge = self._bridge
         _run(f"ip netns add {bridge}")
         _run(f"ip -n {bridge} link add bridge type bridge")
         _run(f"ip -n {bridge} link set bridge up")
         for number, name in enumerate(self._names):
             port = f"port{number}"
-            _run(f"ip netns add {name}")
             _run(f"ip -n {name} link add {_INTERFACE} type veth peer name {port} netns {bridge}")
             _run(f"ip -n {bridge} link set {port} master bridge up")
             _run(f"ip -n {name} address add {_address(number)}/16 dev {_INTERFACE}")
-            _run(f"ip -n {name} link set lo up")
             _run(f"ip -n {name} link set {_INTERFACE} up")
             if self._rate is not None:
-                limit = f"root tbf rate {self._rate} burst {burst_bytes(self._rate)} latency {_QUEUE}"
-                _run(f"tc -n {name} qdisc add dev {_INTERFACE} {limit}")
-                _run(f"tc -n {bridge} qdisc add dev {port} {limit}")
+                _run(f"tc -n {name} qdisc add dev {_INTERFACE} {self._limit()}")
+                _run(f"tc -n {bridge} qdisc add dev {port} {self._limit()}")
 
     def _remove(self) -> None:
+        if self.relay is not None:
+            self.relay.close()
+            self.relay = None
         for name in (*self._names, self._bridge):
             _run(f"ip netns delete {name}", check=False)
 
@@ -120,6 +150,7 @@ def _address(number: int) -> str:
     return f"10.83.{number // 250}.{number % 250 + 1}"
 
 
-def _run(command: str, check: bool = True) -> str:
-    """Run a command whose words have no spaces in them; return what it prints."""
-    return subprocess.run(command.split(), check=check, capture_output=True, text=True).stdout  # noqa: S603
+def _run(command: str | Sequence[str], check: bool = True) -> str:
+    """Run a command, a text if no word of it has spaces; return what it prints."""
+    words = command.split() if isinstance(command, str) else command
+    return subprocess.run(words, check=check, capture_output=True, text=True).stdout  # noqa: S603

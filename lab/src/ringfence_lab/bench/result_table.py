@@ -9,6 +9,7 @@ from ringfence.cli.terminal import table, wrap
 from ringfence_lab.bench import names
 from ringfence_lab.bench.byte_counts import Traffic
 from ringfence_lab.bench.measure import device_text
+from ringfence_lab.bench.relay import LongLink
 from ringfence_lab.bench.results import Result, VariantResult
 from ringfence_lab.bench.units import size_text, time_text
 
@@ -65,6 +66,8 @@ def _case(result: Result) -> list[str]:
         ratios = ", ".join(f"{name} {ratio}" for name, ratio in result.sealed_over.items())
         lines.append(wrap(f"  ringfence over: {ratios}", rest="    "))
     for line in result.lines:
+        if line.counted is not None and line.variant == "int8":
+            lines.append(wrap(f"  int8: {_counted_text(line.counted, None)}", rest="    "))
         if line.counted is not None and line.variant == "ringfence":
             lines.append(wrap(f"  {line.variant}: {_counted_text(line.counted, result.predicted)}", rest="    "))
         if line.stages is not None:
@@ -81,6 +84,8 @@ def heading(result: Result) -> str:
     where = f"{case['hosts']} hosts" if case["hosts"] else "loopback"
     if case["rate"]:
         where += f" at {case['rate']} (burst {size_text(case['burst'])})"
+    if case.get("link"):
+        where += f", {LongLink(**case['link']).text()}"
     if case["kind"] == "training":
         buckets = f", {bucket_text(case['bucket_mb'])}" if case["strategy"] == "ddp" else ""
         what = f"{case['model']}, {case['strategy']}{buckets}"

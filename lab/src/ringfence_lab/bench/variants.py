@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ringfence.backend.process_group import RingfenceProcessGroup
 from ringfence.collectives import Thresholds
 from ringfence.guard import plaintext_allowed
+from ringfence.hooks import int8
 from ringfence.session.session import Session
 from ringfence_lab.bench import names, operations, tunnels
 from ringfence_lab.bench.byte_counts import Traffic
@@ -33,6 +34,7 @@ class WorkerVariant:
 
     group: Any = None
     stages: Stages | None = None
+    tolerance = 0.0  # of sums, relative
 
     def counted(self) -> Traffic | None:
         """Return what this worker has sent in sealed frames and inside its machine; None if nobody counts it."""
@@ -93,6 +95,26 @@ class GroupVariant(WorkerVariant):
             sum(peer.wire_sent for peer in peers),
             sum(peer.local_sent for peer in peers),
         )
+
+
+class Int8Variant(GroupVariant):
+    """ringfence's own sum with int8 on the wire."""
+
+    tolerance = 1e-6  # of sums of equal values, which are multiples of their block's scale
+
+    def __init__(self, group: Any) -> None:
+        super().__init__(group)
+        self._thread = ThreadPoolExecutor(1)
+
+    def offers(self, operation: str) -> bool:
+        return operation == "all_reduce"
+
+    def run(self, operation: str, tensors: Tensors) -> None:
+        int8.all_reduce(tensors.whole, self.group)
+
+    def begin(self, operation: str, tensors: Tensors) -> Any:
+        future = self._thread.submit(self.run, operation, tensors)
+        return SimpleNamespace(is_completed=future.done, wait=future.result)
 
 
 class DeviceVariant(GroupVariant):
@@ -185,6 +207,11 @@ def make(name: str, place: Place) -> WorkerVariant:
     if name == "gloo-b":
         with plaintext_allowed():
             return GroupVariant(dist.new_group(backend="gloo"))
+    if name == "int8":
+        return Int8Variant(_group_over(Session, name))
+    if name == "gloo-int8":
+        with plaintext_allowed():
+            return Int8Variant(dist.new_group(backend="gloo"))
     if name in names.TUNNELS:
         return GroupVariant(_gloo_over(tunnels.interface(name)))
     if name == names.ALONE:

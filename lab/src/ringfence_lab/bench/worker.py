@@ -86,7 +86,7 @@ class Worker:
         for name in taking_part:
             operations.fill(operation, tensors, self.rank, self.size)
             self.variants[name].run(operation, tensors)
-            operations.check(operation, tensors, self.rank, self.size, name)
+            operations.check(operation, tensors, self.rank, self.size, name, self.variants[name].tolerance)
         for tensor in tensors:
             tensor.zero_()  # sums of sums grow without end otherwise
 

@@ -16,7 +16,7 @@ from ringfence.cli.further_commands import LAB
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names, netns, tunnels
 from ringfence_lab.bench.units import bytes_of
-from ringfence_lab.cli import bench_admission
+from ringfence_lab.cli import bench_admission, bench_link
 from ringfence_lab.study.blocks import name_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _variants_text(known: Mapping[str, str]) -> str:
     return "\n".join(f"  {name:20} {what}" for name, what in known.items())
 
 
-VARIANTS = f"variants:\n{_variants_text(names.VARIANTS | names.TUNNELS)}\n"
+VARIANTS = f"variants:\n{_variants_text(names.VARIANTS | names.TUNNELS | names.QUANTISED)}\n"
 
 COLLECTIVES_EXAMPLES = f"""\
 
@@ -49,6 +49,7 @@ examples:
   ringfence bench collectives --sizes 25MiB --workers 2 --profile
   ringfence bench collectives --ops all_gather,broadcast --sizes 25MiB --json
   ringfence bench collectives --sizes 25MiB --hosts 2 --rate 1gbit      between network namespaces; needs root
+  ringfence bench collectives --sizes 25MiB --hosts 2 --rate 1gbit --delay 50ms --variants ringfence,int8
   ringfence bench collectives --device sim --copy-rate 2,10 --workers 2 --sizes 100MiB --profile
 """
 
@@ -94,6 +95,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_folder(memory, rounds=3)
     latency = _add(kinds, "latency", run_latency, "single calls", LATENCY_EXAMPLES, LATENCY_DESCRIPTION)
     _add_rounds(latency, rounds=15)
+    bench_link.add_to(kinds)
     bench_admission.add_to(kinds)
 
 
@@ -120,6 +122,7 @@ def _add_collectives(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     collectives.add_argument(
         "--confidential", action="store_true", help="the simulated device copies as GPUs in confidential mode do"
     )
+    bench_link.add_options(collectives)
     _add_common(collectives, names.DEFAULT_VARIANTS, str, rounds=15)
     collectives.set_defaults(variants=None)  # they depend on the device
 
@@ -222,7 +225,7 @@ def _collective_variants(options: argparse.Namespace) -> list[str]:
     if options.device != names.SIMULATED and (options.confidential or any(options.copy_rate)):
         raise ConfigurationError("--copy-rate and --confidential are for the simulated device: add --device sim")
     if options.device is None:
-        known = names.VARIANTS | names.TUNNELS
+        known = names.VARIANTS | names.TUNNELS | names.QUANTISED
         return _known(options.variants or names.DEFAULT_VARIANTS, known, "host tensors")
     if options.busy:
         raise ConfigurationError("--busy is for host tensors: leave out --device")
@@ -261,6 +264,7 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
     tunnels.check(options.hosts, variants)
     if options.rate:
         netns.bits_per_second(options.rate)
+    bench_link.check(options)
     _prepare_workers()
     from ringfence_lab.bench import machine  # these need torch
     from ringfence_lab.bench.measure import measure
@@ -306,7 +310,7 @@ def _prepare_workers() -> None:
 def _setup(options: argparse.Namespace, variants: Sequence[str]) -> Setup:
     from ringfence_lab.bench.measure import Setup
 
-    optional = {name: getattr(options, name) for name in ("hosts", "rate", "device") if hasattr(options, name)}
+    optional = {name: getattr(options, name) for name in ("hosts", "rate", "device", "link") if hasattr(options, name)}
     return Setup(tuple(variants), options.rounds, options.results, _command(sys.argv[1:]), **optional)
 
 
