@@ -155,6 +155,11 @@ def test_memory_beyond_the_tensors_is_measured(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("collectives", "--rate", "1gbit"), "--hosts"),
+        (("collectives", "--delay", "10ms"), "add --hosts"),
+        (("collectives", "--delay", "10"), "such as 50ms"),
+        (("link", "--delay", "1ms", "--jitter", "2ms"), "--jitter must not be longer"),
+        (("link", "--loss", "1"), "such as 0.1%"),
+        (("train", "--variants", "int8"), "int8"),
         (("collectives", "--workers", "1"), "at least two workers"),
         (("collectives", "--hosts", "4", "--workers", "2"), "one for each host"),
         (("collectives", "--hosts", "2", "--workers", "2", "--rate", "fast"), "1gbit"),
@@ -194,6 +199,23 @@ def read_until(terminal: int, wanted: str) -> str:
     while wanted not in shown:
         shown += os.read(terminal, 4096).decode()
     return shown
+
+
+def test_a_long_link_is_measured_and_used(tmp_path: Path) -> None:
+    shown = ringfence("bench", "link", "--rate", "1gbit", "--delay", "5ms", "--json", timeout=HANG)
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    assert found["set"] == {"delay": 0.005, "jitter": 0.0, "loss": 0.0, "rate": 10**9}
+    assert found["measured"]["delay"] >= 0.005 and 0 < found["measured"]["rate"] < 1.05e9
+    command = ("bench", "collectives", "--workers", "2", "--sizes", "64KiB", "--variants", "ringfence,int8")
+    options = ("--hosts", "2", "--delay", "5ms", "--jitter", "1ms", "--loss", "0.1%", "--rounds", "1")
+    done = ringfence(*command, *options, "--results", str(tmp_path), timeout=HANG)
+    assert done.returncode == 0, done.stderr
+    assert "2 hosts, 5 ms ± 1 ms, loss 0.1 %" in " ".join(done.stdout.split())
+    assert re.search(r"int8: [\d.]+ KiB sealed", done.stdout)
+    (measured,) = samples(tmp_path)[1:]
+    assert measured["case"]["link"] == {"delay": 0.005, "jitter": 0.001, "loss": 0.001}
+    assert measured["samples"]["int8"]["seconds"] >= 2 * 0.004  # two exchanges, one after the other
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])

@@ -61,6 +61,20 @@ def test_a_busy_caller_is_measured_too(worker_pool: WorkerPool) -> None:
     assert set(measured) == set(names.VARIANTS)
 
 
+def test_int8_computes_right_sums_and_sends_a_quarter() -> None:
+    size = 1 << 20
+    with WorkerPool([Placement()] * 2, list(names.QUANTISED)) as pool:
+        for operation in names.OPERATIONS:
+            taking_part = pool.tell("prepare", operation=operation, size=size)[0]["variants"]
+            assert taking_part == (list(names.QUANTISED) if operation == "all_reduce" else [])
+        pool.tell("prepare", operation="all_reduce", size=size)
+        for busy in (False, True):
+            measured = pool.measure("round", turns=[(name, 2) for name in names.QUANTISED], busy=busy)
+            for name in names.QUANTISED:
+                sent = necessary_bytes("all_reduce", size, 2) / 4
+                assert sent < measured[name]["sent"] < sent * 1.1, name
+
+
 def test_the_stages_of_a_profile_add_up_to_the_whole(worker_pool: WorkerPool) -> None:
     worker_pool.tell("prepare", operation="all_reduce", size=8 << 20)
     measured = worker_pool.measure("round", turns=[(names.PROFILED, 3), ("ringfence", 3)], busy=False)
