@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -263,3 +264,16 @@ def test_counts_are_those_of_the_schedules() -> None:
     assert [each["workers"] for each in found] == [1 << power for power in range(1, 15)]
     assert found[-1]["rounds"] == 28 and found[-1]["device_copies"] == 4
     assert "whole number of float32" in bare("plan", "counts", "--size", "3").stderr
+
+
+def test_int8_is_planned() -> None:
+    command = ("plan", "--workers", "2", "--workers-per-machine", "1", "--hardware", "tdx-10g", "int8")
+    done = ringfence(*command)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^1 Gbit/s +[\d.]+ ms +[\d.]+ ms +[23]\.\d\d$", done.stdout, re.M)
+    assert re.search(r"int8 pays below [\d.]+ Gbit/s", done.stdout) and "shipped" in done.stdout
+    measured = json.loads(ringfence(*command, "--measure", "--json").stdout)
+    assert measured["codec"]["measured"] and measured["codec"]["quantise"] > measured["codec"]["read"] > 0
+    assert [each["rate"] for each in measured["rates"]][:3] == [0.1, 0.5, 1.0]
+    alone = ringfence("plan", "--workers", "1", "int8")
+    assert alone.returncode == 2 and "one worker sends nothing" in alone.stderr

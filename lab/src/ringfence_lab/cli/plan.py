@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli.further_commands import LAB
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
-from ringfence_lab.cli import plan_checks, plan_counts, plan_views
+from ringfence_lab.cli import plan_checks, plan_counts, plan_int8, plan_views
 from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.steps import STRATEGIES
 
@@ -45,6 +45,7 @@ examples:
   ringfence plan models        the models with a name
   ringfence plan hardware      the profiles, and what in them is assumed
   ringfence plan published     predictions beside published figures
+  ringfence plan int8          below which bandwidth int8 on the wire pays
   ringfence plan counts        what a worker does in a collective, by the number of workers
 
 To predict for your own machine, measure it with `ringfence study`, then:
@@ -77,11 +78,14 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "calibrate": (run_calibrate, "make a profile of this machine from a study"),
         "validate": (run_validate, "compare predictions with a study"),
         "published": (run_published, "predictions beside published figures"),
+        "int8": (run_int8, "below which bandwidth int8 on the wire pays"),
         "counts": (plan_counts.run, "what a collective costs one worker of 2 to 16,384: rounds, seals, bytes, copies"),
     }.items():
         other = others.add_parser(name, help=about)
         if name == "counts":
             plan_counts.add_to(other)
+        elif name == "int8":
+            plan_int8.add_to(other)
         elif name == "hardware":
             other.add_argument("name", nargs="?", help="a profile's name or file")
         elif name in ("calibrate", "validate"):
@@ -220,6 +224,12 @@ def run_hardware(options: argparse.Namespace) -> int:
     profile = find_hardware(options.name)
     print(json.dumps(plan_views.profile_json(profile), indent=2) if options.json else plan_views.profile_text(profile))
     return 0
+
+
+def run_int8(options: argparse.Namespace) -> int:
+    """Predict sums with int8 on the wire."""
+    profile = _with_machines(find_hardware(options.hardware), options.workers_per_machine)
+    return plan_int8.show(plan_int8.predict(profile, options.workers, options.size, options.measure), options.json)
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
