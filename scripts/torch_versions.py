@@ -31,6 +31,7 @@ SET: Final[dict[str, tuple[str, ...]]] = {
         "tests/integration/test_launch.py::test_an_unmodified_script_is_sealed",
         "tests/integration/test_launch.py::test_spares_take_the_places_of_workers_that_failed",
     ),
+    "int8": ("tests/conformance/test_int8.py", "tests/integration/test_int8_hook.py"),
     "strategies": ("tests/integration/test_strategies.py",),
     "device": (
         "tests/conformance/test_device.py::test_every_view_and_way_to_wait",
