@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ringfence.hooks import int8
 from ringfence.link import frames
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES
 from tests.attack.eavesdrop import Capture, namespace
@@ -26,8 +27,9 @@ def patterned(copies: int = COPIES) -> torch.Tensor:
 
 
 def searched() -> list[bytes]:
-    """The 16 bytes of the pattern, and of its half and double, which averaging produces."""
-    return [bytes(scaled.numpy().tobytes()) for scaled in (PATTERN, PATTERN / 2, PATTERN * 2)]
+    """The 16 bytes of the pattern, of its half and double, which averaging produces, and of four copies as int8."""
+    codes = (PATTERN * 127 / PATTERN.max()).round().to(torch.int8).repeat(4)
+    return [bytes(each.numpy().tobytes()) for each in (PATTERN, PATTERN / 2, PATTERN * 2, codes)]
 
 
 # -- what the workers run: each returns how many bytes of pattern it sends ------------------------------------------
@@ -39,6 +41,14 @@ def reduce() -> int:
     dist.all_reduce(tensor)
     assert torch.equal(tensor, patterned())
     return tensor.nbytes
+
+
+def reduce_int8() -> int:
+    """The same with int8 on the wire: both exchanges send the pattern's codes."""
+    tensor = patterned() if dist.get_rank() == 0 else torch.zeros(4 * COPIES)
+    int8.all_reduce(tensor)
+    assert torch.allclose(tensor, patterned(), atol=PATTERN.max().item() / 126)
+    return tensor.numel()
 
 
 def broadcast_object() -> int:
@@ -86,7 +96,9 @@ def all_gather() -> int:
     return gathered.nbytes
 
 
-WORK = {reduce: 2, broadcast_object: 2, send: 2, train: 2, broadcast: 3, all_gather: 3}  # with the size of the world
+WORK = {  # with the size of the world
+    reduce: 2, reduce_int8: 2, broadcast_object: 2, send: 2, train: 2, broadcast: 3, all_gather: 3
+}  # fmt: skip
 FORWARDING = (broadcast, all_gather)
 
 
