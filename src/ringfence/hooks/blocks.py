@@ -46,21 +46,23 @@ def quantise(
     blocks = values.unflatten(1, (-1, BLOCK))
     codes, scales = _parts(packets, blocks.size(1))
     others = [_parts(each, blocks.size(1)) for each in added]
+    all_largest = values.new_empty(blocks.shape[:2])
     for tile, scratch in _tiles(blocks):
         block = blocks[tile]
         for their_codes, their_scales in others:
             block.addcmul_(scratch.copy_(their_codes[tile]), their_scales[tile].unsqueeze(2))
         torch.abs(block, out=scratch)
-        largest = scratch.amax(2).clamp_(min=_SMALLEST)
+        largest = torch.amax(scratch, 2, out=all_largest[tile]).clamp_(min=_SMALLEST)
         torch.mul(block, (_LARGEST_CODE / largest).unsqueeze_(2), out=scratch).round_()
         codes[tile].copy_(scratch)
-        scale = largest / _LARGEST_CODE + (largest - largest)  # infinity becomes NaN
-        torch.div(scale, divisor, out=scales[tile])
         if keep_errors:
-            block.addcmul_(scratch, scale.unsqueeze(2), value=-1)
-            lost = scale.isnan()
-            if block.device.type != "cpu" or bool(lost.any()):  # another device is not waited for
-                block.masked_fill_(lost.unsqueeze(2), 0.0)
+            block.addcmul_(scratch, (largest / _LARGEST_CODE).unsqueeze_(2), value=-1)
+    if keep_errors:
+        lost = all_largest.isfinite().logical_not_()
+        if blocks.device.type != "cpu" or bool(lost.any()):  # another device is not waited for
+            blocks.masked_fill_(lost.unsqueeze(2), 0.0)
+    infinity_as_nan = all_largest - all_largest
+    torch.div(all_largest.div_(_LARGEST_CODE).add_(infinity_as_nan), divisor, out=scales)
 
 
 def read(packets: torch.Tensor, values: torch.Tensor) -> None:
