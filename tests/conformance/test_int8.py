@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -77,10 +78,14 @@ def test_sums_of_several_pieces(pool: Pool) -> None:
     assert pool.check(sums, 2, "ringfence", ((2 * PIECE + 300,), "cpu", DTYPES[1:3])) == [[]] * 2
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_sums_of_more_pieces_than_are_in_flight(pool: Pool, world: int) -> None:
-    assert pool.check(sums, world, "ringfence", ((40 * PIECE + 1,), "cpu", DTYPES[2:3])) == [[]] * world
+def sums_of_small_pieces(count: int) -> list[str]:
+    with patch("ringfence.hooks.pieces.PIECE", dist.get_world_size() * BLOCK):
+        return sums((count * dist.get_world_size() * BLOCK + 5,), "cpu", DTYPES[2:3])
+
+
+@pytest.mark.parametrize("count", [30, 31, 32, 70])  # 32 are in flight at once in each exchange
+def test_sums_of_more_pieces_than_are_in_flight(pool: Pool, count: int) -> None:
+    assert pool.check(sums_of_small_pieces, 3, "ringfence", (count,)) == [[]] * 3
 
 
 def test_sums_over_gloo(pool: Pool) -> None:

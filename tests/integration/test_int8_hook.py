@@ -5,6 +5,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.hooks import int8
+from ringfence.hooks.blocks import BLOCK
 from tests import device
 from tests.integration.strategies import FEATURES, Model, on_device
 from tests.integration.strategies_replicated import SMALL_BUCKETS, replicas_agree
@@ -39,7 +41,7 @@ class Bookkeeping:
 
     def made(self) -> tuple[DistributedDataParallel, int8.State]:
         with on_device(self.where):
-            model = DistributedDataParallel(Model(), bucket_cap_mb=SMALL_BUCKETS, **self.options)
+            model = DistributedDataParallel(Model(), **{"bucket_cap_mb": SMALL_BUCKETS, **self.options})
         state = int8.State(model)
         model.register_comm_hook(state, int8.hook)
         return model, state
@@ -101,6 +103,16 @@ def test_nothing_is_lost_over_steps(pool: Pool, world: int, options: dict[str, A
 
 def test_nothing_is_lost_over_gloo(pool: Pool) -> None:
     for error, lost in pool.check(balance, 2, "gloo", ({},)):
+        assert error > 100 * LEFT and lost < LEFT
+
+
+def balance_of_small_pieces() -> tuple[float, float]:
+    with patch("ringfence.hooks.pieces.PIECE", BLOCK):
+        return balance({"bucket_cap_mb": 25})
+
+
+def test_nothing_is_lost_of_buckets_of_several_pieces(pool: Pool) -> None:
+    for error, lost in pool.check(balance_of_small_pieces, 2):
         assert error > 100 * LEFT and lost < LEFT
 
 
