@@ -44,6 +44,7 @@ __all__ = [
     "counters",
     "export_chrome_trace",
     "failure",
+    "hooks",
     "init",
     "record_data",
     "rejoin",
@@ -63,8 +64,8 @@ _LAZY = {  # these need torch: imported when they are used
 
 
 def __getattr__(name: str) -> Any:
-    if name == "checkpoint":
-        return import_module("ringfence.checkpoint")
+    if name in ("checkpoint", "hooks"):
+        return import_module(f"ringfence.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'ringfence' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

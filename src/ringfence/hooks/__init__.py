@@ -5,3 +5,7 @@ pieces.py    a piece of a tensor on its way: quantised, exchanged, summed, quant
 blocks.py    blocks of int8 values with a scale each
 stages.py    the threads of the hook, and futures that fail as DDP needs it
 """
+
+from ringfence.hooks import int8
+
+__all__ = ["int8"]

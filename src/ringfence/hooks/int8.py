@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringfence.hooks.pieces import DTYPES, Call, Piece, divide
 from ringfence.hooks.stages import Result, Stage
 
-_IN_FLIGHT: Final = 32  # pieces of `all_reduce` in each of its two exchanges: 32 MiB
+_IN_FLIGHT: Final = 32  # pieces of `all_reduce` in each of its two exchanges, with buffers of 2 MiB each
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is untyped here
@@ -108,7 +108,8 @@ class State:
     Args:
         model: The DistributedDataParallel module.
         group: The process group that is summed over; None is the model's.
-        error_feedback: Add to each gradient what rounding lost of earlier ones. It takes four bytes a parameter.
+        error_feedback: Add to each gradient what rounding lost of earlier ones. It takes four bytes a parameter; buffers
+            of gradients on the wire take two.
         timeout: Of its collectives; None is the backend's default.
 
     Raises:
