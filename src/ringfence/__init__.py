@@ -32,6 +32,7 @@ __all__ = [
     "CheckpointError",
     "CollectiveTimeoutError",
     "ConfigurationError",
+    "DiLoCo",
     "MismatchError",
     "PeerLostError",
     "PolicyError",
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 _LAZY = {  # these need torch: imported when they are used
+    "DiLoCo": "ringfence.diloco.averager",
     "counters": "ringfence.backend.observe",
     "export_chrome_trace": "ringfence.backend.trace",
     "failure": "ringfence.backend.observe",

@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": GROUND | {"backend"},
     "checkpoint": GROUND | {"admission", "backend", "config", "dataplane"},
     "hooks": {"device", "errors"},
+    "diloco": GROUND | {"backend", "hooks"},
     "cli": GROUND
     | {"__init__", "admission", "backend", "checkpoint", "config", "dataplane", "device", "evidence", "guard"}
     | {"own_process", "record", "runtime", "session", "transport"},

@@ -1,0 +1,5 @@
+"""DiLoCo (arXiv 2311.08105): sites train on their own for many steps, then average what they have changed over sealed links.
+
+averager.py    `ringfence.DiLoCo`: the outer step, its state, and how a site catches up
+standing.py    what workers tell each other before anything is averaged, and the checks of it
+"""

@@ -1,0 +1,314 @@
+"""`DiLoCo`: the outer step, its state, and how a site catches up.
+
+All sites begin a round with the same *agreed* parameters. Each takes `every` steps of the inner optimizer. Its
+pseudo-gradient is the agreed parameters minus those that it has come to. The outer optimizer steps from the agreed parameters
+along the average of the pseudo-gradients, on all workers alike.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ringfence.backend.groups import check_group_sealed
+from ringfence.diloco import standing
+from ringfence.diloco.standing import Digests, Standing, Table, local
+from ringfence.errors import MismatchError
+
+_BUCKET: Final = 1 << 24  # elements of one all-reduce: further ones are prepared while it is under way
+
+
+class DiLoCo:
+    """Averages the models of several sites after every so many steps of the inner optimizer.
+
+    The loop stays as it is: `inner.step()` takes the outer step when it is due, and raises what that raises.
+
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        with ringfence.DiLoCo(model, inner, outer, every=100):
+            ...  # forward, backward, inner.step()
+
+    If a site has several workers, which hold replicas (DDP) or shards (FSDP2) of one model, give both dimensions of a mesh of
+    sites and workers: `group=mesh.get_group("site"), site=mesh.get_group("worker")`. Each worker then averages its part
+    with its counterparts in the other sites, so that the model crosses between sites once, and not once for each worker.
+
+    Only parameters that require a gradient are averaged. Buffers, such as the statistics of BatchNorm, and the state of the
+    inner optimizer stay those of each worker. Keep parameters in float32.
+
+    Creating it is a collective: all workers must begin with equal parameters, or take the state of the site that is furthest
+    (`catch_up`).
+
+    Args:
+        model: The module, also within DDP or after `fully_shard`.
+        inner: The optimizer that the loop calls.
+        outer: An optimizer of the same parameters, which only this object calls.
+        every: How many inner steps are between two outer steps.
+        group: The workers that average: one of each site. Default: all workers, each of which is a site.
+        site: The workers of this site, as many as in every other.
+
+    Raises:
+        ValueError: `outer` has other parameters than the model, or `every` is less than 1.
+        ConfigurationError: A group is not sealed.
+        MismatchError: On every worker: they begin with different parameters, or have a different `every`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        inner: torch.optim.Optimizer,
+        outer: torch.optim.Optimizer,
+        every: int,
+        group: Any = None,
+        site: Any = None,
+    ) -> None:
+        named = list(model.named_parameters())  # tied ones once
+        self._names = [name for name, parameter in named if parameter.requires_grad]
+        self._parameters = [parameter for _, parameter in named if parameter.requires_grad]
+        given = [parameter for entry in outer.param_groups for parameter in entry["params"]]
+        if {id(each) for each in given} != {id(each) for each in self._parameters} or not given:
+            raise ValueError(
+                "the outer optimizer must have exactly the parameters of the model that require a gradient"
+            )
+        if every < 1:
+            raise ValueError(f"every= is a number of inner steps, at least 1, and not {every}")
+        self.inner, self.outer, self.every = inner, outer, every
+        self.outer_steps, self.steps = 0, 0
+        self._contributes = True
+        self._agreed = [parameter.detach().clone() for parameter in self._parameters]
+        self._average: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._average_number = 0
+        self._frozen = Digests(each for each in named if not each[1].requires_grad)
+        self._digests: Sequence[int] | None = None  # of frozen and agreed parameters
+        self.catch_up(group, site)
+        self._handle = inner.register_step_post_hook(self._after_inner_step)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the inner optimizer alone from now on. The model keeps the parameters that it has."""
+        self._handle.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last outer step, the same on all workers: agreed parameters and the outer optimizer.
+
+        Inner steps since then are not in it: save after an outer step. Tensors are not copied.
+        """
+        self._make_outer_state()
+        agreed = dict(zip(self._names, self._agreed, strict=True))
+        return {"agreed": agreed, "outer": self.outer.state_dict(), "outer_steps": self.outer_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a saved state, and give the model its agreed parameters. All workers must do so together."""
+        if set(state["agreed"]) != set(self._names):
+            raise ValueError("this state is of a model with other parameters")
+        with torch.no_grad():
+            for name, agreed in zip(self._names, self._agreed, strict=True):
+                agreed.copy_(state["agreed"][name])
+        self.outer.load_state_dict(state["outer"])
+        self.outer_steps = int(state["outer_steps"])
+        self._average = self._digests = None
+        self._begin_round()
+
+    # -- loss and return ---------------------------------------------------------------------------------------------
+
+    def catch_up(self, group: Any = None, site: Any = None) -> None:
+        """Go on in new process groups, after `ringfence.rejoin()`. A collective: new workers create their DiLoCo meanwhile.
+
+        A site that is behind takes the agreed parameters and the state of the outer optimizer from the one that is furthest. It
+        goes on from them with an empty inner optimizer, and contributes from the next round on; so does a site whose
+        workers stopped at different steps. All others keep their inner steps. An outer step that a loss has interrupted
+        is taken now.
+
+        Args:
+            group, site: The new groups, as in the constructor.
+
+        Raises:
+            MismatchError: On every worker: they have different agreed parameters or another `every`, or no site is complete.
+        """
+        self._group = dist.group.WORLD if group is None else group
+        self._site = site
+        for each in (self._group, *([] if site is None else [site])):
+            check_group_sealed(each)
+        with torch.no_grad():
+            table = self._exchange()
+            standing.require_equal(standing.all_of(table), "every")
+            if late := standing.missed_the_step(table):
+                if dist.get_rank() in late:
+                    self._step_outer()
+                table = self._exchange()
+            self._average = None
+            self._take_over(table)
+            if self.steps >= self.every:
+                self._outer_step()
+
+    def _take_over(self, table: Table) -> None:
+        """Bring this worker's site to the state of the site that is furthest, if it is behind."""
+        furthest = max(min(worker.outer_steps for worker in row) for row in table)
+        complete = [row for row in table if all(worker.outer_steps == furthest for worker in row)]
+        if not complete:
+            raise MismatchError("DiLoCo: in each site, workers stopped at different outer steps: load a checkpoint")
+        keep = [row for row in complete if len({worker.steps for worker in row}) == 1]
+        standing.require_one_model(complete)
+        if len(complete) < len(table):
+            self._broadcast_state(table.index(complete[0]))
+        mine = table[dist.get_rank(self._group)]
+        if mine not in keep:
+            self.outer_steps = furthest
+            self._begin_round()
+            self.inner.state.clear()
+            self.steps = max((row[0].steps for row in keep), default=0)
+            self._contributes = self.steps == 0
+        if not any(worker.contributes for row in keep for worker in row):
+            self._contributes = True
+
+    def _broadcast_state(self, source: int) -> None:
+        self._make_outer_state()
+        rank = dist.get_global_rank(self._group, source)
+        settings = [[{**entry, "params": None} for entry in self.outer.param_groups]]
+        dist.broadcast_object_list(settings, rank, self._group)
+        for entry, given in zip(self.outer.param_groups, settings[0], strict=True):
+            entry.update({**given, "params": entry["params"]})
+        for tensor in (*self._agreed, *self._outer_tensors()):
+            dist.broadcast(local(tensor), rank, self._group)
+        self._digests = None
+
+    def _outer_tensors(self) -> Iterable[torch.Tensor]:
+        for parameter in self._parameters:
+            state = self.outer.state[parameter]
+            yield from (state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor))
+
+    # -- the outer step ----------------------------------------------------------------------------------------------
+
+    def _after_inner_step(self, *_: Any) -> None:
+        self.steps += 1
+        if self.steps >= self.every:
+            with torch.no_grad():
+                self._outer_step()
+
+    def _outer_step(self) -> None:
+        """Average the pseudo-gradients and step. Nothing changes before the average is complete on all workers."""
+        members = 1 if self._site is None else dist.get_world_size(self._site)
+        replicas, shards = self._delta(False, members), self._delta(True, 1)
+        change = 0 if self._site is None else standing.digest_of(replicas)
+        table = self._exchange(_is_finite(replicas, shards), change, secrets.randbits(62))
+        standing.require_equal(standing.all_of(table), "steps")
+        standing.require_one_model(table)
+        standing.require_finite(table, "the pseudo-gradient")
+        for row in table:
+            standing.require_equal(row, "change")
+        contributors = sum(row[0].contributes for row in table)
+        self._reduce(replicas, contributors, self._site)
+        self._reduce(shards, contributors, None)
+        self._average, self._average_number = (replicas, shards), table[0][0].average
+        standing.require_finite(self._exchange(_is_finite(replicas, shards)), "the average")
+        self._step_outer()
+
+    def _delta(self, sharded: bool, multiple: int) -> torch.Tensor:
+        """Return this worker's pseudo-gradient as one float32 tensor; zeros if it does not contribute.
+
+        Args:
+            sharded: Of the parameters of which this worker holds a shard, or of the others.
+            multiple: The length is one of it, filled up with zeros.
+        """
+        chosen = [
+            (local(agreed), local(parameter))
+            for agreed, parameter in zip(self._agreed, self._parameters, strict=True)
+            if isinstance(parameter, DTensor) is sharded
+        ]
+        sizes = [agreed.numel() for agreed, _ in chosen]
+        whole = torch.zeros(-(-sum(sizes) // multiple) * multiple, device=local(self._agreed[0]).device)
+        if self._contributes:
+            for (agreed, parameter), part in zip(chosen, whole[: sum(sizes)].split(sizes), strict=True):
+                part.view_as(agreed).copy_(agreed).sub_(parameter)
+        return whole
+
+    def _reduce(self, whole: torch.Tensor, contributors: int, site: Any) -> None:
+        """Average over the sites in place. Workers of a site, if one is given, each average a part and gather all parts."""
+        if not whole.numel():
+            return
+        part = whole if site is None else whole.view(dist.get_world_size(site), -1)[dist.get_rank(site)]
+        works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in part.split(_BUCKET)]
+        for work in works:
+            work.wait()
+        part /= contributors
+        if site is not None:
+            dist.all_gather_into_tensor(whole, part.clone(), group=site)
+
+    def _step_outer(self) -> None:
+        """Take the outer step with the average that is there, and begin the next round."""
+        assert self._average is not None
+        kept, places = [parameter.grad for parameter in self._parameters], [0, 0]
+        for parameter, agreed in zip(self._parameters, self._agreed, strict=True):
+            parameter.copy_(agreed)
+            parameter.grad = torch.empty_like(parameter)
+            gradient, sharded = local(parameter.grad), isinstance(parameter, DTensor)
+            end = places[sharded] + gradient.numel()
+            gradient.copy_(self._average[sharded][places[sharded] : end].view_as(gradient))
+            places[sharded] = end
+        self.outer.step()
+        for parameter, agreed, gradient in zip(self._parameters, self._agreed, kept, strict=True):
+            agreed.copy_(parameter)
+            parameter.grad = gradient
+        self._average = self._digests = None
+        self.outer_steps += 1
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        self.steps, self._contributes = 0, True
+        with torch.no_grad():
+            for parameter, agreed in zip(self._parameters, self._agreed, strict=True):
+                parameter.copy_(agreed)
+
+    def _make_outer_state(self) -> None:
+        """Make the state that the outer optimizer has after its first step, for a load or a broadcast to write into."""
+        if self.outer.state:
+            return
+        inner = [parameter.detach().clone() for parameter in self._parameters]
+        kept = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.outer.step()
+        with torch.no_grad():
+            for parameter, values, gradient in zip(self._parameters, inner, kept, strict=True):
+                parameter.copy_(values)
+                parameter.grad = gradient
+            for tensor in self._outer_tensors():
+                tensor.zero_()
+
+    def _exchange(self, finite: bool = True, change: int = 0, number: int | None = None) -> Table:
+        """Exchange the standings of all workers; `number` is what the next average may be known by."""
+        if self._digests is None:
+            self._digests = Digests(zip(self._names, self._agreed, strict=True), self._frozen).numbers
+        own = Standing(
+            rank=dist.get_rank(),
+            every=self.every,
+            outer_steps=self.outer_steps,
+            steps=self.steps,
+            contributes=self._contributes,
+            finite=finite,
+            change=change,
+            replicas=self._digests[0],
+            shards=self._digests[1],
+            average=self._average_number if number is None else number,
+            pending=self._average is not None,
+        )
+        return standing.exchange(own, local(self._agreed[0]).device, self._group, self._site)
+
+
+def _is_finite(*tensors: torch.Tensor) -> bool:
+    return all(bool(each.isfinite().all()) for each in tensors)

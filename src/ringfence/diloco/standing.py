@@ -1,0 +1,130 @@
+"""What workers tell each other before they average, and the checks of it: each raises on all workers, or on none."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ringfence.errors import MismatchError
+
+
+class Standing(NamedTuple):
+    """Where a worker stands. It travels as int64."""
+
+    rank: int
+    every: int
+    outer_steps: int
+    steps: int  # of the inner optimizer since the last outer step
+    contributes: bool  # False: it came in the middle of the round
+    finite: bool
+    change: int  # digest of its pseudo-gradient, where the workers of a site hold it alike
+    replicas: int  # digest of the agreed parameters that all workers hold alike
+    shards: int  # digest of those of which it holds a shard
+    average: int  # the random number of the last average that it has got
+    pending: bool  # it has not taken the outer step of that average
+
+
+Table = list[list[Standing]]  # by site, then by worker of the site
+
+_DIFFERENT: Final = {
+    "change": "the workers of a site hold different models; is `site` the group of one site, and `group` across sites?",
+    "every": "the workers have different numbers of inner steps in a round",
+    "outer_steps": "the workers have taken different numbers of outer steps",
+    "replicas": "the agreed parameters differ (their digests follow); begin with one seed or one checkpoint",
+    "shards": "the shards of the agreed parameters differ (their digests follow); begin with one seed or one checkpoint",
+    "steps": "the workers have taken different numbers of inner steps in this round",
+}
+
+
+def exchange(standing: Standing, device: torch.device, group: Any, site: Any) -> Table:
+    """Return the standings of all workers: gathered over the sites, then within each."""
+    column = _gathered(torch.tensor(standing, dtype=torch.int64, device=device), group)
+    table = column[:, None] if site is None else _gathered(column, site).transpose(0, 1)
+    return [[Standing(*worker) for worker in row] for row in table.tolist()]
+
+
+def _gathered(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    found = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
+    dist.all_gather_into_tensor(found, tensor, group=group)
+    return found
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+
+def require_equal(workers: Iterable[Standing], *fields: str) -> None:
+    """Raise MismatchError if workers differ in one of these fields."""
+    workers = list(workers)
+    for field in fields:
+        found = [getattr(worker, field) for worker in workers]
+        if len(set(found)) > 1:
+            each = ", ".join(f"{value} on worker {worker.rank}" for value, worker in zip(found, workers, strict=True))
+            raise MismatchError(f"DiLoCo: {_DIFFERENT[field]}: {each}. No parameter was changed")
+
+
+def require_one_model(table: Table) -> None:
+    """Raise MismatchError if workers hold other agreed parameters than their counterparts."""
+    require_equal(all_of(table), "outer_steps", "replicas")
+    for column in zip(*table, strict=True):
+        require_equal(column, "shards")
+
+
+def require_finite(table: Table, what: str) -> None:
+    """Raise FloatingPointError if a worker has NaN or Inf. It is no RuntimeError: to rejoin does not help."""
+    if bad := [worker.rank for worker in all_of(table) if not worker.finite]:
+        raise FloatingPointError(f"DiLoCo: {what} has NaN or Inf on worker {bad}. No parameter was changed")
+
+
+def all_of(table: Table) -> list[Standing]:
+    return [worker for row in table for worker in row]
+
+
+def missed_the_step(table: Table) -> list[int]:
+    """Return the ranks that have an average and not taken its step, while another worker has: so all had the average."""
+    taken = {(worker.average, worker.outer_steps) for worker in all_of(table)}
+    return [
+        worker.rank for worker in all_of(table) if worker.pending and (worker.average, worker.outer_steps + 1) in taken
+    ]
+
+
+# -- digests ---------------------------------------------------------------------------------------------------------
+
+
+class Digests:
+    """Digests of named tensors: of those that workers hold alike, and of those of which each holds a shard."""
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], before: Digests | None = None) -> None:
+        kinds = [hashlib.sha256(), hashlib.sha256()] if before is None else before._found
+        self._found: list[Any] = [found.copy() for found in kinds]
+        for name, tensor in tensors:
+            found = self._found[isinstance(tensor, DTensor)]
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+            found.update(_bytes_of(local(tensor)))
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Both as an int64: enough to find a mistake, which is all that they are for. Admitted workers are trusted."""
+        return [_number(found.digest()) for found in self._found]
+
+
+def digest_of(tensor: torch.Tensor) -> int:
+    """Return the digest of one tensor as an int64."""
+    return _number(hashlib.sha256(_bytes_of(tensor)).digest())
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this worker holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.detach().contiguous().flatten().view(torch.uint8).cpu().numpy())
