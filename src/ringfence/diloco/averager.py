@@ -241,13 +241,14 @@ class DiLoCo:
         """Average over the sites in place. Workers of a site, if one is given, each average a part and gather all parts."""
         if not whole.numel():
             return
-        part = whole if site is None else whole.view(dist.get_world_size(site), -1)[dist.get_rank(site)]
+        parts = [whole] if site is None else list(whole.view(dist.get_world_size(site), -1).unbind())
+        part = parts[0 if site is None else dist.get_rank(site)]
         works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in part.split(_BUCKET)]
         for work in works:
             work.wait()
         part /= contributors
         if site is not None:
-            dist.all_gather_into_tensor(whole, part.clone(), group=site)
+            dist.all_gather(parts, part.clone(), group=site)
 
     def _step_outer(self) -> None:
         """Take the outer step with the average that is there, and begin the next round."""

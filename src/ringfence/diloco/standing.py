@@ -50,7 +50,7 @@ def exchange(standing: Standing, device: torch.device, group: Any, site: Any) ->
 
 def _gathered(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     found = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
-    dist.all_gather_into_tensor(found, tensor, group=group)
+    dist.all_gather(list(found.unbind()), tensor, group=group)
     return found
 
 
