@@ -20,6 +20,7 @@ SET: Final[dict[str, tuple[str, ...]]] = {
     "`doctor`": ("tests/cli/test_doctor.py::test_a_ready_machine_is_exit_code_0",),
     "conformance": (
         "tests/conformance/test_collectives.py",
+        "tests/conformance/test_diloco.py",
         "tests/conformance/test_direct.py",
         "tests/conformance/test_functional.py",
         "tests/conformance/test_groups.py",

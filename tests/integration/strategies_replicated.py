@@ -8,7 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.strategies import FEATURES, STEPS, Model, batches, loss_of, placed, sgd, train
@@ -168,4 +171,40 @@ def zero() -> list[float]:
     losses = train(module, optimizer, batches())
     replicas_agree(module)
     optimizer.consolidate_state_dict()
+    return losses
+
+
+AVERAGED = 5  # steps: torch's averagers average after the first, and after each of their period
+
+
+def averaged_periodically() -> list[float]:
+    """torch's averager of models, unmodified."""
+    module = Model()
+    optimizer = PostLocalSGDOptimizer(sgd(module), PeriodicModelAverager(period=2))
+    losses = train(module, optimizer, batches(AVERAGED))
+    replicas_agree(module)
+    return losses
+
+
+def averaged_in_a_hierarchy() -> list[float]:
+    """Pairs of workers after two steps, all of them after four."""
+    module = Model()
+    optimizer, averager = sgd(module), HierarchicalModelAverager({2: 2, 4: 4})
+    losses = []
+    for batch in batches(AVERAGED):
+        losses += train(module, optimizer, iter([batch]))
+        averager.average_parameters(module.parameters())
+    replicas_agree(module)
+    return losses
+
+
+def post_local_sgd() -> list[float]:
+    """DDP reduces gradients of all workers twice, then those of pairs, while an averager averages models."""
+    module = DistributedDataParallel(Model())
+    pair, _ = dist.new_subgroups(2)
+    state = PostLocalSGDState(process_group=None, subgroup=pair, start_localSGD_iter=2)
+    module.register_comm_hook(state, post_localSGD_hook)
+    optimizer = PostLocalSGDOptimizer(sgd(module), PeriodicModelAverager(period=2, warmup_steps=2))
+    losses = train(module, optimizer, batches(AVERAGED))
+    replicas_agree(module)
     return losses
