@@ -55,6 +55,10 @@ MEASUREMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "CPU time and memory of the host of a launch with 512 and 2,048 agents",
         (*PYTHON, "tests.integration.launch_host_cost", "512", "2048"),
     ),
+    "outage": (
+        "seconds after which a site trains on while the other one is cut off for 60 s, and both do afterwards",
+        (*PYTHON, "tests.integration.across_regions"),
+    ),
     "hostile": (
         "how long calls of an admitted agent take while others send hostile messages",
         (*PYTHON, "tests.attack.launch_attacks", "--messages", "3000"),
