@@ -27,12 +27,12 @@ class Interrupted(RuntimeError):
     """Stands for the error of a session that ends within a collective."""
 
 
-def begin(**groups: Any) -> DiLoCo:
+def begin(int8: bool = False, **groups: Any) -> DiLoCo:
     torch.manual_seed(0)
     model = nn.Linear(9, 5)
     inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    return DiLoCo(model, inner, outer, EVERY, **groups)
+    return DiLoCo(model, inner, outer, EVERY, int8=int8, **groups)
 
 
 def train(averaged: DiLoCo, steps: int, seed: int | None = None) -> None:
@@ -47,7 +47,8 @@ def train(averaged: DiLoCo, steps: int, seed: int | None = None) -> None:
 
 def state_of(averaged: DiLoCo) -> list[list[float]]:
     """Agreed parameters and momentum."""
-    leaves = torch.utils._pytree.tree_leaves(averaged.state_dict())
+    state = averaged.state_dict()
+    leaves = torch.utils._pytree.tree_leaves([state["agreed"], state["outer"]])
     return [each.flatten().tolist() for each in leaves if isinstance(each, torch.Tensor)]
 
 
@@ -55,10 +56,15 @@ def parameters_of(averaged: DiLoCo) -> list[list[float]]:
     return [each.detach().flatten().tolist() for each in averaged.outer.param_groups[0]["params"]]
 
 
-def undisturbed(rounds: int) -> list[list[float]]:
-    averaged = begin()
+def lost_of(averaged: DiLoCo) -> list[float]:
+    """What int8 has lost on this worker."""
+    return averaged.state_dict()["residuals"][f"{dist.get_rank()}.replicas"].tolist()  # type: ignore[no-any-return]
+
+
+def undisturbed(rounds: int) -> tuple[list[list[float]], list[float], int, int]:
+    averaged = begin(int8=True)
     train(averaged, rounds * EVERY)
-    return state_of(averaged)
+    return state_of(averaged), lost_of(averaged), 1, 0
 
 
 # -- a worker is killed ----------------------------------------------------------------------------------------------
@@ -147,7 +153,7 @@ def test_a_loss_within_an_outer_step_drops_it_and_the_others_take_it(pool: Pool,
 
 def interrupted_after(exchanges: int, ranks: list[int]) -> tuple[int, int]:
     """End the outer step of some workers after so many exchanges of it."""
-    averaged = begin()
+    averaged = begin(int8=True)
     _kept[:] = [averaged]
     train(averaged, EVERY - 1)
     exchange, left = averaged._exchange, [exchanges]
@@ -166,21 +172,22 @@ def interrupted_after(exchanges: int, ranks: list[int]) -> tuple[int, int]:
     return averaged.outer_steps, averaged.steps
 
 
-def caught_up() -> tuple[list[list[float]], int, int]:
+def caught_up() -> tuple[list[list[float]], list[float], int, int]:
     averaged = _kept[0]
     averaged.catch_up()
     found = averaged.outer_steps, averaged.steps
     train(averaged, EVERY)
-    return state_of(averaged), *found
+    return state_of(averaged), lost_of(averaged), *found
 
 
 @pytest.mark.parametrize("ranks", [[1], [0], [0, 1]], ids=str)
 def test_an_average_that_all_had_is_used_once(pool: Pool, ranks: list[int]) -> None:
-    """Whether some workers have taken the step, or none: both then have the weights of a training that was not disturbed."""
+    """Whether some workers have taken the step, or none: all then have the state of a training that was not disturbed."""
     results = pool.check(interrupted_after, 2, args=(2, ranks), renew=True)
     assert results == [(0, EVERY) if rank in ranks else (1, 0) for rank in range(2)]
-    expected = pool.check(undisturbed, 2, args=(2,), renew=True)[0]
-    assert pool.check(caught_up, 2, renew=True) == [(expected, 1, 0)] * 2
+    expected = pool.check(undisturbed, 2, args=(2,), renew=True)
+    assert any(expected[0][1])
+    assert pool.check(caught_up, 2, renew=True) == expected
 
 
 def go_on_alone() -> int:
@@ -196,8 +203,8 @@ def test_an_average_that_the_others_dropped_is_not_used(pool: Pool) -> None:
     assert pool.check(interrupted_after, 2, args=(2, [0, 1]), renew=True) == [(0, EVERY)] * 2
     assert pool.check(go_on_alone, 2, renew=True) == [2, 0]
     results = pool.check(caught_up, 2, renew=True)
-    assert results == [results[0]] * 2
-    assert results[0][1:] == (2, 0)
+    assert [result[0] for result in results] == [results[0][0]] * 2
+    assert [result[2:] for result in results] == [(2, 0)] * 2
 
 
 # -- sites of several workers ----------------------------------------------------------------------------------------

@@ -20,7 +20,9 @@ from ringfence.backend.groups import check_group_sealed
 from ringfence.diloco import standing
 from ringfence.diloco.standing import Digests, Standing, Table, local
 from ringfence.errors import MismatchError
+from ringfence.hooks.int8 import all_reduce as int8_all_reduce
 
+_KINDS: Final = ("replicas", "shards")
 _BUCKET: Final = 1 << 24  # elements of one all-reduce: further ones are prepared while it is under way
 
 
@@ -50,6 +52,8 @@ class DiLoCo:
         every: How many inner steps are between two outer steps.
         group: The workers that average: one of each site. Default: all workers, each of which is a site.
         site: The workers of this site, as many as in every other.
+        int8: Average with int8 on the wire (`ringfence.hooks.int8.all_reduce`), a quarter of the bytes. What rounding has
+            lost is added the next time.
 
     Raises:
         ValueError: `outer` has other parameters than the model, or `every` is less than 1.
@@ -65,6 +69,7 @@ class DiLoCo:
         every: int,
         group: Any = None,
         site: Any = None,
+        int8: bool = False,
     ) -> None:
         named = list(model.named_parameters())  # tied ones once
         self._names = [name for name, parameter in named if parameter.requires_grad]
@@ -78,9 +83,12 @@ class DiLoCo:
             raise ValueError(f"every= is a number of inner steps, at least 1, and not {every}")
         self.inner, self.outer, self.every = inner, outer, every
         self.outer_steps, self.steps = 0, 0
-        self._contributes = True
+        self._contributes, self._int8 = True, int8
         self._agreed = [parameter.detach().clone() for parameter in self._parameters]
-        self._average: tuple[torch.Tensor, torch.Tensor] | None = None
+        # Of each pair: the first for parameters that all workers hold alike, the second for shards.
+        self._average: list[torch.Tensor] | None = None
+        self._residuals = [torch.empty(0), torch.empty(0)]  # what int8 has lost so far,
+        self._new_residuals = self._residuals  # and once the step with this average is taken
         self._average_number = 0
         self._frozen = Digests(each for each in named if not each[1].requires_grad)
         self._digests: Sequence[int] | None = None  # of frozen and agreed parameters
@@ -104,18 +112,27 @@ class DiLoCo:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last outer step, the same on all workers: agreed parameters and the outer optimizer.
+        """Return the state after the last outer step: agreed parameters, the outer optimizer, and what int8 has lost.
 
-        Inner steps since then are not in it: save after an outer step. Tensors are not copied.
+        Inner steps since then are not in it: save after an outer step. Tensors are not copied. All but `residuals`, whose
+        names begin with the rank, is the same on all workers.
         """
         self._make_outer_state()
         agreed = dict(zip(self._names, self._agreed, strict=True))
-        return {"agreed": agreed, "outer": self.outer.state_dict(), "outer_steps": self.outer_steps}
+        state = {"agreed": agreed, "outer": self.outer.state_dict(), "outer_steps": self.outer_steps}
+        residuals = {f"{dist.get_rank()}.{kind}": each for kind, each in zip(_KINDS, self._residuals, strict=True)}
+        return state | ({"residuals": residuals} if self._int8 else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to a saved state, and give the model its agreed parameters. All workers must do so together."""
+        """Go back to a saved state, and give the model its agreed parameters. All workers must do so together.
+
+        Leave `residuals` out if there are more or fewer workers than before.
+        """
         if set(state["agreed"]) != set(self._names):
             raise ValueError("this state is of a model with other parameters")
+        for kind, residual in zip(_KINDS, self._residuals, strict=True):
+            saved = state.get("residuals", {}).get(f"{dist.get_rank()}.{kind}")
+            residual.zero_() if saved is None else residual.copy_(saved)
         with torch.no_grad():
             for name, agreed in zip(self._names, self._agreed, strict=True):
                 agreed.copy_(state["agreed"][name])
@@ -144,6 +161,7 @@ class DiLoCo:
         self._site = site
         for each in (self._group, *([] if site is None else [site])):
             check_group_sealed(each)
+        self._measure()
         with torch.no_grad():
             table = self._exchange()
             standing.require_equal(standing.all_of(table), "every")
@@ -155,6 +173,14 @@ class DiLoCo:
             self._take_over(table)
             if self.steps >= self.every:
                 self._outer_step()
+
+    def _measure(self) -> None:
+        """Note how many elements a pseudo-gradient has, filled up to as many for each worker of the site."""
+        members = 1 if self._site is None else dist.get_world_size(self._site)
+        sizes = [sum(each.numel() for each, _ in self._pairs(sharded)) for sharded in (False, True)]
+        self._sizes = [-(-sizes[0] // members) * members, sizes[1]]
+        if self._int8 and [each.numel() for each in self._residuals] != [self._sizes[0] // members, self._sizes[1]]:
+            self._residuals = [self._zeros(self._sizes[0] // members), self._zeros(self._sizes[1])]
 
     def _take_over(self, table: Table) -> None:
         """Bring this worker's site to the state of the site that is furthest, if it is behind."""
@@ -173,6 +199,8 @@ class DiLoCo:
             self.inner.state.clear()
             self.steps = max((row[0].steps for row in keep), default=0)
             self._contributes = self.steps == 0
+            for residual in self._residuals:  # those of another worker would be added twice
+                residual.zero_()
         if not any(worker.contributes for row in keep for worker in row):
             self._contributes = True
 
@@ -202,8 +230,7 @@ class DiLoCo:
 
     def _outer_step(self) -> None:
         """Average the pseudo-gradients and step. Nothing changes before the average is complete on all workers."""
-        members = 1 if self._site is None else dist.get_world_size(self._site)
-        replicas, shards = self._delta(False, members), self._delta(True, 1)
+        replicas, shards = average = [self._delta(sharded) for sharded in (False, True)]
         change = 0 if self._site is None else standing.digest_of(replicas)
         table = self._exchange(_is_finite(replicas, shards), change, secrets.randbits(62))
         standing.require_equal(standing.all_of(table), "steps")
@@ -212,43 +239,53 @@ class DiLoCo:
         for row in table:
             standing.require_equal(row, "change")
         contributors = sum(row[0].contributes for row in table)
-        self._reduce(replicas, contributors, self._site)
-        self._reduce(shards, contributors, None)
-        self._average, self._average_number = (replicas, shards), table[0][0].average
+        self._new_residuals = [
+            self._reduce(replicas, contributors, self._residuals[0], self._site),
+            self._reduce(shards, contributors, self._residuals[1], None),
+        ]
+        self._average, self._average_number = average, table[0][0].average
         standing.require_finite(self._exchange(_is_finite(replicas, shards)), "the average")
         self._step_outer()
 
-    def _delta(self, sharded: bool, multiple: int) -> torch.Tensor:
-        """Return this worker's pseudo-gradient as one float32 tensor; zeros if it does not contribute.
-
-        Args:
-            sharded: Of the parameters of which this worker holds a shard, or of the others.
-            multiple: The length is one of it, filled up with zeros.
-        """
-        chosen = [
+    def _pairs(self, sharded: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return agreed and current values of the parameters of which this worker holds a shard, or of the others."""
+        return [
             (local(agreed), local(parameter))
             for agreed, parameter in zip(self._agreed, self._parameters, strict=True)
             if isinstance(parameter, DTensor) is sharded
         ]
-        sizes = [agreed.numel() for agreed, _ in chosen]
-        whole = torch.zeros(-(-sum(sizes) // multiple) * multiple, device=local(self._agreed[0]).device)
-        if self._contributes:
-            for (agreed, parameter), part in zip(chosen, whole[: sum(sizes)].split(sizes), strict=True):
-                part.view_as(agreed).copy_(agreed).sub_(parameter)
+
+    def _zeros(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, device=local(self._agreed[0]).device)
+
+    def _delta(self, sharded: bool) -> torch.Tensor:
+        """Return this worker's pseudo-gradient as one float32 tensor; zeros if it does not contribute."""
+        whole, end = self._zeros(self._sizes[sharded]), 0
+        for agreed, parameter in self._pairs(sharded) if self._contributes else ():
+            start, end = end, end + agreed.numel()
+            whole[start:end].view_as(agreed).copy_(agreed).sub_(parameter)
         return whole
 
-    def _reduce(self, whole: torch.Tensor, contributors: int, site: Any) -> None:
-        """Average over the sites in place. Workers of a site, if one is given, each average a part and gather all parts."""
+    def _reduce(self, whole: torch.Tensor, contributors: int, residual: torch.Tensor, site: Any) -> torch.Tensor:
+        """Average over the sites in place. Workers of a site, if one is given, each average a part and gather all parts.
+
+        Returns what int8 has lost now. It counts when the step is taken, and not before.
+        """
+        residual = residual.clone()
         if not whole.numel():
-            return
+            return residual
         parts = [whole] if site is None else list(whole.view(dist.get_world_size(site), -1).unbind())
         part = parts[0 if site is None else dist.get_rank(site)]
-        works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in part.split(_BUCKET)]
-        for work in works:
-            work.wait()
+        if self._int8:
+            int8_all_reduce(part, self._group, residual=residual)
+        else:
+            works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in part.split(_BUCKET)]
+            for work in works:
+                work.wait()
         part /= contributors
         if site is not None:
             dist.all_gather(parts, part.clone(), group=site)
+        return residual
 
     def _step_outer(self) -> None:
         """Take the outer step with the average that is there, and begin the next round."""
@@ -266,6 +303,7 @@ class DiLoCo:
             agreed.copy_(parameter)
             parameter.grad = gradient
         self._average = self._digests = None
+        self._residuals = self._new_residuals
         self.outer_steps += 1
         self._begin_round()
 
