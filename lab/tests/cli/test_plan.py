@@ -277,3 +277,12 @@ def test_int8_is_planned() -> None:
     assert [each["rate"] for each in measured["rates"]][:3] == [0.1, 0.5, 1.0]
     alone = ringfence("plan", "--workers", "1", "int8")
     assert alone.returncode == 2 and "one worker sends nothing" in alone.stderr
+
+
+def test_regions_are_compared_by_rate_and_delay() -> None:
+    text = bare("plan", "regions", "--elements", "1e6", "--seconds", "0.1").stdout
+    assert "2.5 Gbit/s" in text and "DiLoCo, int8" in text and "*" in text
+    found = answered("plan", "regions")
+    assert len(found) == 8 and found[0]["DiLoCo"] < found[0]["int8"] < found[0]["float32"]
+    for wrong in (["--sites", "1"], ["--round", "0"], ["--seconds", "inf"], ["--elements", "nan"]):
+        assert "are above zero, and --sites is 2 to 64" in bare("plan", "regions", *wrong).stderr

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli.further_commands import LAB
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
-from ringfence_lab.cli import plan_checks, plan_counts, plan_int8, plan_views
+from ringfence_lab.cli import plan_checks, plan_counts, plan_int8, plan_regions, plan_views
 from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.steps import STRATEGIES
 
@@ -47,6 +47,7 @@ examples:
   ringfence plan published     predictions beside published figures
   ringfence plan int8          below which bandwidth int8 on the wire pays
   ringfence plan counts        what a worker does in a collective, by the number of workers
+  ringfence plan regions       between sites: gradients in float32, in int8, or DiLoCo
 
 To predict for your own machine, measure it with `ringfence study`, then:
   ringfence plan calibrate --study study-results --to here.toml
@@ -80,12 +81,15 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "published": (run_published, "predictions beside published figures"),
         "int8": (run_int8, "below which bandwidth int8 on the wire pays"),
         "counts": (plan_counts.run, "what a collective costs one worker of 2 to 16,384: rounds, seals, bytes, copies"),
+        "regions": (plan_regions.run, "which way to train between sites pays, by the rate and the delay of the links"),
     }.items():
         other = others.add_parser(name, help=about)
         if name == "counts":
             plan_counts.add_to(other)
         elif name == "int8":
             plan_int8.add_to(other)
+        elif name == "regions":
+            plan_regions.add_to(other)
         elif name == "hardware":
             other.add_argument("name", nargs="?", help="a profile's name or file")
         elif name in ("calibrate", "validate"):
