@@ -55,9 +55,13 @@ MEASUREMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "CPU time and memory of the host of a launch with 512 and 2,048 agents",
         (*PYTHON, "tests.integration.launch_host_cost", "512", "2048"),
     ),
-    "outage": (
-        "seconds after which a site trains on while the other one is cut off for 60 s, and both do afterwards",
+    "regions": (
+        "seconds after which a site trains on when the other one is killed or cut off, and both do when it is back",
         (*PYTHON, "tests.integration.across_regions"),
+    ),
+    "diloco": (
+        "time, bytes and loss of DiLoCo over a link of 100 Mbit/s and 100 ms, beside no limit and DDP",
+        (*PYTHON, "tests.integration.diloco_cost"),
     ),
     "hostile": (
         "how long calls of an admitted agent take while others send hostile messages",

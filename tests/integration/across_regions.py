@@ -2,7 +2,7 @@
 
     python -m tests.integration.across_regions
 
-prints how long an outage of 60 s stops them.
+prints how long a kill and an outage of 60 s stop them.
 """
 
 from __future__ import annotations
@@ -66,6 +66,32 @@ class Sites(Watched):
         assert of_rank_0 == sorted(set(of_rank_0))
 
 
+def killed(folder: Path, workers: int) -> tuple[float, float]:
+    """Kill a site, and start it again. Return after how many seconds the other site trains on, and both again.
+
+    The latter is counted from the start. The other site's workers keep their processes.
+    """
+    with Nodes(shape(workers), folder) as nodes:
+        run = Sites(nodes)
+        for node in range(2):
+            nodes.start(node)
+        run.all_average(2, 0.0, 2 * workers)
+        stay = set(nodes.workers(0))
+        began = time.time()
+        nodes.kill_node(1)
+        alone = run.all_step(began, workers)
+        run.all_average(2, alone, workers)
+        started = time.time()
+        nodes.start(1)
+        together = run.all_step(started, 2 * workers)
+        run.all_average(2, together, 2 * workers)
+        run.assert_agreed()
+        assert {each["pid"] for each in run.rounds(began) if each["rank"] < workers} <= stay
+        back = min(each["step"] for each in run.rounds(together) if each["rank"] >= workers)
+        assert back > max(each["step"] for each in run.rounds() if each["world"] == workers)
+    return alone - began, together - started
+
+
 def outage(hosts: Hosts, folder: Path, seconds: float, timeout: float, workers: int = 1) -> tuple[float, float]:
     """Cut the network for longer than the timeout. Return after how many seconds the near site trains on, and both again.
 
@@ -92,9 +118,12 @@ def outage(hosts: Hosts, folder: Path, seconds: float, timeout: float, workers: 
 def main() -> None:
     seconds, timeout = 60.0, 20.0
     with tempfile.TemporaryDirectory(prefix="ringfence-across-") as folder, Hosts() as hosts:
-        alone, together = outage(hosts, Path(folder), seconds, timeout)
-    print(f"outage of {seconds:g} s, RINGFENCE_OUTAGE_TIMEOUT={timeout:g}, last_call_timeout=2:")
-    print(f"the other site trains on {alone:.1f} s after its beginning, both {together:.1f} s after its end")
+        alone, together = killed(Path(folder, "killed"), 2)
+        print("a site of 2 workers is killed; last_call_timeout=2:")
+        print(f"the other site trains on {alone:.1f} s later, both {together:.1f} s after its start", flush=True)
+        alone, together = outage(hosts, Path(folder, "outage"), seconds, timeout)
+        print(f"outage of {seconds:g} s; RINGFENCE_OUTAGE_TIMEOUT={timeout:g}, last_call_timeout=2:")
+        print(f"the other site trains on {alone:.1f} s after its beginning, both {together:.1f} s after its end")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ringfence
 from ringfence_lab.bench.netns import Hosts
 from ringfence_lab.bench.relay import LongLink, seconds_of
+from tests.integration import netns
 from tests.pool import Pool, values
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "across_regions" / "train.py"
@@ -120,17 +121,20 @@ def options_of() -> argparse.Namespace:
 def main() -> None:
     options = options_of()
     with contextlib.ExitStack() as stack:
+        distant = stack.enter_context(Hosts(2, options.rate, LongLink(options.delay)))
+        close = stack.enter_context(netns.Hosts())
+        for name, _ in distant.ends:  # as docs/guides/across-regions.md says
+            idle = "net.ipv4.tcp_slow_start_after_idle=0"
+            subprocess.run(["ip", "netns", "exec", name, "sysctl", "-qw", idle], check=True)
+        near = [(close.prefix(side), address) for side, address in netns.ADDRESSES.items()]
+        far = [
+            (list(each.prefix), address) for each, (_, address) in zip(distant.placements(2), distant.ends, strict=True)
+        ]
         pools: dict[str, Pool] = {}
         for variant in VARIANTS:
-            far = variant == "long link"
-            hosts = stack.enter_context(
-                Hosts(2, options.rate if far else None, LongLink(options.delay) if far else None)
-            )
-            for name, _ in hosts.ends if far else ():  # as docs/guides/across-regions.md says
-                idle = "net.ipv4.tcp_slow_start_after_idle=0"
-                subprocess.run(["ip", "netns", "exec", name, "sysctl", "-qw", idle], check=True)
-            pools[variant] = stack.enter_context(Pool([each.prefix for each in hosts.placements(2)]))
-            env = [{"RINGFENCE_INTERFACE": address} for _, address in hosts.ends]
+            places = far if variant == "long link" else near
+            pools[variant] = stack.enter_context(Pool([prefix for prefix, _ in places]))
+            env = [{"RINGFENCE_INTERFACE": address} for _, address in places]
             asked = (variant, vars(options))
             elements, _ = pools[variant].check(begin, 2, args=asked, env=env, seconds=SECONDS)
         taken: dict[str, list[tuple[float, float]]] = {variant: [] for variant in VARIANTS}
@@ -169,4 +173,6 @@ def report(options: argparse.Namespace, elements: int, taken: dict[str, Any], re
 
 
 if __name__ == "__main__":
-    main()
+    from tests.integration import diloco_cost
+
+    diloco_cost.main()  # workers find functions by the name of their module

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.across_regions import Distant, Sites, outage, shape
+from tests.integration.across_regions import Distant, Sites, killed, outage, shape
 from tests.integration.chaos import tails
-from tests.integration.chaos_nodes import Nodes
 from tests.integration.netns import Hosts
 from tests.limits import HANG
 
 pytestmark = [pytest.mark.processes, pytest.mark.real_start, pytest.mark.timeout(1800)]
 
-WORKERS = 2  # of a site
-
 
 def test_a_killed_site_comes_back_and_takes_what_the_other_has_learnt(tmp_path: Path) -> None:
-    """The other site's workers keep their processes, and train on until it is back."""
-    with Nodes(shape(WORKERS), tmp_path) as nodes:
-        run = Sites(nodes)
-        for node in range(2):
-            nodes.start(node)
-        run.all_average(2, 0.0, 2 * WORKERS)
-        stay = set(nodes.workers(0))
-        killed = time.time()
-        nodes.kill_node(1)
-        alone = run.all_average(2, killed, WORKERS)
-        nodes.start(1)
-        together = run.all_step(alone, 2 * WORKERS)
-        run.all_average(2, together, 2 * WORKERS)
-        run.assert_agreed()
-        assert {each["pid"] for each in run.rounds(killed) if each["rank"] < WORKERS} <= stay
-        back = min(each["step"] for each in run.rounds(together) if each["rank"] >= WORKERS)
-        assert back > max(each["step"] for each in run.rounds() if each["world"] == WORKERS)
+    alone, together = killed(tmp_path, workers=2)
+    assert min(alone, together) > 0.0
 
 
 def test_a_short_outage_changes_nothing(tmp_path: Path) -> None:
