@@ -3,7 +3,8 @@
     python -m tests.integration.diloco_cost --rounds 12 --every 120 --rate 100mbit --delay 100ms
 
 Two sites of one worker train the model of examples/across_regions/train.py in turns: a round over the long link, a round
-between hosts without a limit, and as many steps with DDP. So load from elsewhere meets all three alike. Needs root.
+between hosts without a limit, and as many steps with DDP. So load from elsewhere meets all three alike. All three begin with
+a model that DDP has trained for `--before` steps. Needs root.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import runpy
 import statistics
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -32,15 +34,15 @@ from tests.pool import Pool, values
 EXAMPLE = Path(__file__).parents[2] / "examples" / "across_regions" / "train.py"
 VARIANTS = ("long link", "no limit", "DDP")
 HELD_OUT = 0.1  # of the text, for the loss
-SAMPLES = 16  # of a worker and step
+SAMPLES = 8  # of a worker and step
 RATE, WARM_UP = 2e-3, 50  # of the inner optimizer, which falls with a cosine to a tenth
 SECONDS = 3600.0
 
 _training: dict[str, Any] = {}  # of a worker, from one call of the pool to the next
 
 
-def begin(variant: str, options: dict[str, Any]) -> int:
-    """Make model and optimizers; return the number of parameters."""
+def begin(variant: str, options: dict[str, Any], file: str) -> int:
+    """Make model and optimizers as they are in a file, which DDP writes; return the number of parameters."""
     torch.set_num_threads(1)
     example = runpy.run_path(str(EXAMPLE))
     torch.manual_seed(0)
@@ -50,8 +52,15 @@ def begin(variant: str, options: dict[str, Any]) -> int:
     _training.update(options, model=model, inner=inner, step=0, text=example["TEXT"], length=example["LENGTH"])
     if variant == "DDP":
         _training["called"] = DistributedDataParallel(model)
+        take(options["before"])
+        if dist.get_rank() == 0:
+            torch.save([model.state_dict(), inner.state_dict()], file)
     else:
         _training["called"] = model
+        _training["step"] = options["before"]
+        weights, moments = torch.load(file)
+        model.load_state_dict(weights)
+        inner.load_state_dict(moments)
         _training["averaged"] = ringfence.DiLoCo(model, inner, outer, options["every"], int8=options["int8"])
     _training["before"] = crossed()
     return sum(each.numel() for each in model.parameters())
@@ -73,27 +82,34 @@ def loss_of(model: nn.Module, given: Tensor, wanted: Tensor) -> Tensor:
 
 
 def learning_rate(step: int) -> float:
-    share = step / (_training["every"] * _training["rounds"])
+    share = step / (_training["before"] + _training["every"] * _training["rounds"])
     falling = 0.1 + 0.45 * (1 + float(torch.cos(torch.tensor(torch.pi * share))))
     return RATE * falling * min(1.0, (step + 1) / WARM_UP)
 
 
 def train_a_round() -> tuple[float, float]:
-    """Return the seconds of a round, and of its last step."""
+    """Return the seconds of a round, and of the last call of its optimizer."""
     dist.barrier()
-    inner, began, last = _training["inner"], time.monotonic(), 0.0
+    began = time.monotonic()
+    last = take(_training["every"])
+    return time.monotonic() - began, last
+
+
+def take(steps: int) -> float:
+    """Train; return the seconds of the last call of the optimizer."""
+    inner, began = _training["inner"], time.monotonic()
     end = int(len(_training["text"]) * (1 - HELD_OUT)) - _training["length"] - 1
-    for _ in range(_training["every"]):
+    for _ in range(steps):
         step = _training["step"]
         draw = torch.Generator().manual_seed(1_000_000 + step * 1000 + dist.get_rank())
         for entry in inner.param_groups:
             entry["lr"] = learning_rate(step)
         inner.zero_grad()
         loss_of(_training["called"], *texts(torch.randint(end, (SAMPLES,), generator=draw))).backward()
-        last = time.monotonic()
+        began = time.monotonic()
         inner.step()
         _training["step"] += 1
-    return time.monotonic() - began, time.monotonic() - last
+    return time.monotonic() - began
 
 
 def result() -> tuple[float, int, str]:
@@ -110,11 +126,12 @@ def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--every", type=int, default=120)
+    parser.add_argument("--before", type=int, default=360)
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--delay", type=seconds_of, default=0.1, help="one way")
     parser.add_argument("--int8", action="store_true")
-    parser.add_argument("--outer", type=float, default=0.7, help="learning rate of the outer optimizer")
-    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--outer", type=float, default=1.0, help="learning rate of the outer optimizer")
+    parser.add_argument("--momentum", type=float, default=0.5)
     return parser.parse_args()
 
 
@@ -131,12 +148,13 @@ def main() -> None:
             (list(each.prefix), address) for each, (_, address) in zip(distant.placements(2), distant.ends, strict=True)
         ]
         pools: dict[str, Pool] = {}
-        for variant in VARIANTS:
+        start = f"{stack.enter_context(tempfile.TemporaryDirectory())}/start"
+        for variant in reversed(VARIANTS):
             places = far if variant == "long link" else near
             pools[variant] = stack.enter_context(Pool([prefix for prefix, _ in places]))
             env = [{"RINGFENCE_INTERFACE": address} for _, address in places]
-            asked = (variant, vars(options))
-            elements, _ = pools[variant].check(begin, 2, args=asked, env=env, seconds=SECONDS)
+            asked = (variant, vars(options), start)
+            elements, _ = pools[variant].check(begin, 2, args=asked, timeout=SECONDS, env=env, seconds=SECONDS)
         taken: dict[str, list[tuple[float, float]]] = {variant: [] for variant in VARIANTS}
         for number in range(options.rounds):
             for variant in VARIANTS if number % 2 else VARIANTS[::-1]:
@@ -149,7 +167,7 @@ def main() -> None:
 
 def report(options: argparse.Namespace, elements: int, taken: dict[str, Any], results: dict[str, Any]) -> None:
     print(
-        f"{elements:,} parameters, {options.rounds} rounds of {options.every} steps, {SAMPLES} samples a worker and step, "
+        f"{elements:,} parameters, trained for {options.before} steps before, {options.rounds} rounds of {options.every} steps, {SAMPLES} samples a worker and step, "
         f"{'int8' if options.int8 else 'float32'}; {options.rate}, {options.delay * 1e3:g} ms one way"
     )
     for variant in VARIANTS:
