@@ -34,7 +34,7 @@ from tests.pool import Pool, values
 EXAMPLE = Path(__file__).parents[2] / "examples" / "across_regions" / "train.py"
 VARIANTS = ("long link", "no limit", "DDP")
 HELD_OUT = 0.1  # of the text, for the loss
-SAMPLES = 8  # of a worker and step
+SAMPLES = 16  # of a worker and step
 RATE, WARM_UP = 2e-3, 50  # of the inner optimizer, which falls with a cosine to a tenth
 SECONDS = 3600.0
 
@@ -167,7 +167,8 @@ def main() -> None:
 
 def report(options: argparse.Namespace, elements: int, taken: dict[str, Any], results: dict[str, Any]) -> None:
     print(
-        f"{elements:,} parameters, trained for {options.before} steps before, {options.rounds} rounds of {options.every} steps, {SAMPLES} samples a worker and step, "
+        f"{elements:,} parameters, trained for {options.before} steps before, {options.rounds} rounds of {options.every} "
+        f"steps, {SAMPLES} samples a worker and step, "
         f"{'int8' if options.int8 else 'float32'}; {options.rate}, {options.delay * 1e3:g} ms one way"
     )
     for variant in VARIANTS:
