@@ -13,6 +13,7 @@ from allpairspy import AllPairs
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+import ringfence
 from tests import device
 from tests.integration import strategies_checkpoint
 from tests.integration.strategies import BATCH, Model, Samples, Strategy, batches, no_gloo, on_device, sgd, train
@@ -139,3 +140,18 @@ def test_checkpoint_of_four_devices_loads_on_two_and_on_the_cpu(
         assert weights == pytest.approx(saved[0], rel=1e-12)
         assert cpu_weights == pytest.approx(saved[0], rel=1e-12)
         assert losses == pytest.approx(cpu_losses, rel=RELATIVE)
+
+
+def diloco() -> list[float]:
+    """Rounds of two steps; the agreed parameters are on the device too."""
+    module = Model()
+    optimizer, outer = sgd(module), torch.optim.SGD(module.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    with ringfence.DiLoCo(module, optimizer, outer, every=2) as averaged:
+        losses = train(module, optimizer, batches())
+    assert (averaged.outer_steps, averaged.steps) == (len(losses) // 2, 0)
+    REPLICATED.replicas_agree(module)
+    return losses
+
+
+def test_diloco_trains_as_on_the_cpu(devices: Pool) -> None:
+    compare(devices, diloco, 2, confidential=False)

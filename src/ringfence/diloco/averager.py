@@ -161,7 +161,6 @@ class DiLoCo:
         self._site = site
         for each in (self._group, *([] if site is None else [site])):
             check_group_sealed(each)
-        self._measure()
         with torch.no_grad():
             table = self._exchange()
             standing.require_equal(standing.all_of(table), "every")
@@ -171,6 +170,7 @@ class DiLoCo:
                 table = self._exchange()
             self._average = None
             self._take_over(table)
+            self._measure()
             if self.steps >= self.every:
                 self._outer_step()
 
