@@ -181,6 +181,9 @@ def report(options: argparse.Namespace, elements: int, taken: dict[str, Any], re
     (far, far_bytes, weights), (_, _, same), (ddp, ddp_bytes, _) = (results[variant][0] for variant in VARIANTS)
     seconds = {variant: sum(each[0] for each in taken[variant]) for variant in VARIANTS}
     ratios = [one[0] / two[0] for one, two in zip(taken["long link"], taken["no limit"], strict=True)]
+    long, short = (statistics.median(each[1] for each in taken[variant]) for variant in VARIANTS[:2])
+    share = (long - short) / statistics.median(each[0] for each in taken["no limit"])
+    print(f"the link adds {share:.1%} to a round, by the medians of what the last step takes")
     print(
         f"time {seconds['long link'] / seconds['no limit']:.3f} of that without a limit "
         f"(by round: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f})"

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import ringfence
 from ringfence.diloco.averager import DiLoCo
@@ -237,6 +238,42 @@ def test_a_site_whose_workers_stopped_at_different_steps_begins_anew(
     results = pool.check(stopped_at, 4, args=(steps,))
     assert [result[:3] for result in results] == expected
     assert [result[3] for result in results] == [results[0][3]] * 4
+
+
+def behind(sharded: bool) -> tuple[list[list[float]], int, int, int]:
+    """The second of two sites has not trained. Return the state, where it goes on, and the bytes that crossed meanwhile."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "worker"))
+    mine = {"group": mesh.get_group("site"), "site": mesh.get_group("worker")}
+    torch.manual_seed(0)
+    model: nn.Module = nn.Linear(64, 64)
+    if sharded:
+        fully_shard(model, mesh=mesh["worker"])
+    inner, outer = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for _ in range(2))
+    averaged = DiLoCo(model, inner, outer, EVERY, **mine)
+    averaged._make_outer_state()
+    if dist.get_rank() < 2:  # as if the other site had been lost for two rounds
+        for tensor in (*averaged._agreed, *averaged._outer_tensors()):
+            tensor += 1.0
+        averaged.outer_steps, averaged.steps, averaged._digests = 2, 3, None
+    before = sent_to_the_other_site()
+    averaged.catch_up(**mine)
+    found = averaged.outer_steps, averaged.steps, sent_to_the_other_site() - before
+    leaves = [each.to_local() if sharded else each for each in (*averaged._agreed, *averaged._outer_tensors())]
+    return [each.flatten().tolist() for each in leaves], *found
+
+
+def sent_to_the_other_site() -> int:
+    site = dist.get_rank() // 2
+    return sum(peer.payload_sent for peer in ringfence.counters().peers if peer.worker // 2 != site)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicas", "shards"])
+def test_a_site_that_is_behind_takes_the_state_which_crosses_once(pool: Pool, sharded: bool) -> None:
+    results = pool.check(behind, 4, args=(sharded,), renew=True)
+    assert [result[0] for result in results[:2]] == [result[0] for result in results[2:]]
+    assert [result[1:3] for result in results] == [(2, 3)] * 4
+    state = 2 * 4 * (64 * 64 + 64)  # bytes: parameters and momentum
+    assert state <= sum(result[3] for result in results[:2]) < 1.5 * state
 
 
 def refuse(*_: Any) -> NoReturn:

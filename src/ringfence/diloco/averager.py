@@ -205,6 +205,7 @@ class DiLoCo:
             self._contributes = True
 
     def _broadcast_state(self, source: int) -> None:
+        """Give all sites the agreed parameters and the outer optimizer's state of one. A replica crosses once for a site."""
         self._make_outer_state()
         rank = dist.get_global_rank(self._group, source)
         settings = [[{**entry, "params": None} for entry in self.outer.param_groups]]
@@ -212,12 +213,16 @@ class DiLoCo:
         for entry, given in zip(self.outer.param_groups, settings[0], strict=True):
             entry.update({**given, "params": entry["params"]})
         for tensor in (*self._agreed, *self._outer_tensors()):
-            dist.broadcast(local(tensor), rank, self._group)
+            replica = self._site is not None and not isinstance(tensor, DTensor)
+            if not replica or dist.get_rank(self._site) == 0:
+                dist.broadcast(local(tensor), rank, self._group)
+            if replica:
+                dist.broadcast(tensor, dist.get_global_rank(self._site, 0), self._site)
         self._digests = None
 
     def _outer_tensors(self) -> Iterable[torch.Tensor]:
         for parameter in self._parameters:
-            state = self.outer.state[parameter]
+            state = self.outer.state.get(parameter, {})
             yield from (state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor))
 
     # -- the outer step ----------------------------------------------------------------------------------------------
