@@ -29,7 +29,9 @@ _BUCKET: Final = 1 << 24  # elements of one all-reduce: further ones are prepare
 class DiLoCo:
     """Averages the models of several sites after every so many steps of the inner optimizer.
 
-    The loop stays as it is: `inner.step()` takes the outer step when it is due, and raises what that raises.
+    The loop stays as it is: `inner.step()` takes the outer step when it is due. Then it raises, on every worker and before a
+    parameter is changed, MismatchError if they differ in parameters or steps, FloatingPointError if a value is not finite,
+    and the error of a collective if a worker is lost (`catch_up`).
 
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         with ringfence.DiLoCo(model, inner, outer, every=100):
@@ -42,8 +44,7 @@ class DiLoCo:
     Only parameters that require a gradient are averaged. Buffers, such as the statistics of BatchNorm, and the state of the
     inner optimizer stay those of each worker. Keep parameters in float32.
 
-    Creating it is a collective: all workers must begin with equal parameters, or take the state of the site that is furthest
-    (`catch_up`).
+    Creating it is a collective: all workers must begin with equal parameters, or take the state of the site that is furthest.
 
     Args:
         model: The module, also within DDP or after `fully_shard`.
