@@ -254,7 +254,7 @@ def behind(sharded: bool) -> tuple[list[list[float]], int, int, int]:
     if dist.get_rank() < 2:  # as if the other site had been lost for two rounds
         for tensor in (*averaged._agreed, *averaged._outer_tensors()):
             tensor += 1.0
-        averaged.outer_steps, averaged.steps, averaged._digests = 2, 3, None
+        averaged.outer_steps, averaged.steps, averaged._checksums = 2, 3, None
     before = sent_to_the_other_site()
     averaged.catch_up(**mine)
     found = averaged.outer_steps, averaged.steps, sent_to_the_other_site() - before

@@ -8,7 +8,7 @@ along the average of the pseudo-gradients, on all workers alike.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ringfence.backend.groups import check_group_sealed
 from ringfence.diloco import standing
-from ringfence.diloco.standing import Digests, Standing, Table, local
+from ringfence.diloco.standing import Standing, Table, local
 from ringfence.errors import MismatchError
 from ringfence.hooks.int8 import all_reduce as int8_all_reduce
 
@@ -91,8 +91,8 @@ class DiLoCo:
         self._residuals = [torch.empty(0), torch.empty(0)]  # what int8 has lost so far,
         self._new_residuals = self._residuals  # and once the step with this average is taken
         self._average_number = 0
-        self._frozen = Digests(each for each in named if not each[1].requires_grad)
-        self._digests: Sequence[int] | None = None  # of frozen and agreed parameters
+        self._frozen = standing.checksums(each for each in named if not each[1].requires_grad)
+        self._checksums: tuple[int, int] | None = None  # of frozen and agreed parameters
         self.catch_up(group, site)
         self._handle = inner.register_step_post_hook(self._after_inner_step)
 
@@ -139,7 +139,7 @@ class DiLoCo:
                 agreed.copy_(state["agreed"][name])
         self.outer.load_state_dict(state["outer"])
         self.outer_steps = int(state["outer_steps"])
-        self._average = self._digests = None
+        self._average = self._checksums = None
         self._begin_round()
 
     # -- loss and return ---------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class DiLoCo:
                 dist.broadcast(local(tensor), rank, self._group)
             if replica:
                 dist.broadcast(tensor, dist.get_global_rank(self._site, 0), self._site)
-        self._digests = None
+        self._checksums = None
 
     def _outer_tensors(self) -> Iterable[torch.Tensor]:
         for parameter in self._parameters:
@@ -237,7 +237,7 @@ class DiLoCo:
     def _outer_step(self) -> None:
         """Average the pseudo-gradients and step. Nothing changes before the average is complete on all workers."""
         replicas, shards = average = [self._delta(sharded) for sharded in (False, True)]
-        change = 0 if self._site is None else standing.digest_of(replicas)
+        change = 0 if self._site is None else standing.checksum(replicas)
         table = self._exchange(_is_finite(replicas, shards), change, secrets.randbits(62))
         standing.require_equal(standing.all_of(table), "steps")
         standing.require_one_model(table)
@@ -308,7 +308,7 @@ class DiLoCo:
         for parameter, agreed, gradient in zip(self._parameters, self._agreed, kept, strict=True):
             agreed.copy_(parameter)
             parameter.grad = gradient
-        self._average = self._digests = None
+        self._average = self._checksums = None
         self._residuals = self._new_residuals
         self.outer_steps += 1
         self._begin_round()
@@ -337,8 +337,8 @@ class DiLoCo:
 
     def _exchange(self, finite: bool = True, change: int = 0, number: int | None = None) -> Table:
         """Exchange the standings of all workers; `number` is what the next average may be known by."""
-        if self._digests is None:
-            self._digests = Digests(zip(self._names, self._agreed, strict=True), self._frozen).numbers
+        if self._checksums is None:
+            self._checksums = standing.checksums(zip(self._names, self._agreed, strict=True), self._frozen)
         own = Standing(
             rank=dist.get_rank(),
             every=self.every,
@@ -347,8 +347,8 @@ class DiLoCo:
             contributes=self._contributes,
             finite=finite,
             change=change,
-            replicas=self._digests[0],
-            shards=self._digests[1],
+            replicas=self._checksums[0],
+            shards=self._checksums[1],
             average=self._average_number if number is None else number,
             pending=self._average is not None,
         )
