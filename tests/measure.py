@@ -39,6 +39,10 @@ MEASUREMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "CPU time a byte of collectives with link tags that cover what is forwarded, and without; with VAES and without",
         (*PYTHON, "tests.integration.forward_cost"),
     ),
+    "private": (
+        "private sums of 25 MiB by the number of masks: their parts, beside the sealed all-reduce, and a DDP step",
+        (*PYTHON, "tests.integration.private_cost"),
+    ),
     "crowd": (
         "seconds in which a run forms, alone and while peers send expensive proofs",
         (*PYTHON, "tests.attack.crowd", "all", "--rounds", "3"),

@@ -8,6 +8,7 @@ RingfenceError
  ├─ CheckpointError          a checkpoint cannot be saved, or was not accepted
  ├─ RecordError              a signed record was not accepted
  ├─ TensorChangedError       the program resized or moved a tensor while a call was using it
+ ├─ PrivateSumError          a private sum was refused on every rank, before anything of a tensor was sent
  ├─ AdmissionError           this worker, or a peer, was not admitted to the run, or no longer passes
  ├─ ProtocolError            a peer violated the protocol
  │   ├─ AuthenticationError  data did not authenticate: changed, forged, replayed or from another link
@@ -58,6 +59,12 @@ class RecordError(RingfenceError):
 
 class TensorChangedError(RingfenceError):
     """The program resized or moved the storage of a tensor while a call was using it."""
+
+
+class PrivateSumError(RingfenceError):
+    """A private sum was refused on every rank, before anything of a tensor was sent: by the policy, by the members of the
+    group, or because a value exceeds its bound. The session goes on.
+    """
 
 
 class AdmissionError(RingfenceError):

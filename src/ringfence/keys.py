@@ -9,6 +9,7 @@
                                        └► receiver → sender: key, IV, ratchet
     session key, random contributions of all members, group digest ──► group instance secret
                                  └► origin key per sender and key phase       sealed once, forwarded
+    random contributions of two workers, session key ──► seed of a pair ──► mask key per private sum     spec/private-sum.md
     key-encryption key ──► data key (drawn for each save) ──► key per file         checkpoints (spec/checkpoint.md)
 
 HKDF-SHA-256 and HMAC-SHA-256 come from `cryptography`; this module implements no primitives.
@@ -84,6 +85,11 @@ ROUND_SECONDS: Final = 600.0  # until a round must have formed
 CALL_BYTES: Final = 16 << 20  # of a call to the store, and of each of its parts
 CALL_PARTS: Final = 1 << 16
 CALL_LIMIT_MILLISECONDS: Final = 30 * 86400 * 1000  # that a call may wait
+PRIVATE_SUM_BLOCK_BYTES: Final = (
+    256 * 1024
+)  # of a contribution that is masked at a time, so that it stays in the L2 cache
+PRIVATE_SUM_CALLS: Final = 1 << 48  # of a group, each with mask keys of its own
+PRIVATE_SUM_BYTES: Final = 1 << 40  # of a contribution: 2**36 blocks of AES under a key
 STREAM_SEGMENT_BYTES: Final = 1 << 20  # of a sealed file, with its tag; the first one includes the header
 STREAM_SALT_BYTES: Final = 32
 STREAM_PREFIX_BYTES: Final = 7  # of a nonce; a counter of four bytes and the mark of the last segment follow
@@ -172,6 +178,10 @@ GROUP_INSTANCE: Final = _label("aes-256-gcm group instance id")
 ORIGIN: Final = _label("aes-256-gcm origin")
 MACHINE_SOCKET: Final = _label("aes-256-gcm machine socket")
 MACHINE_HINT: Final = _label("aes-256-gcm machine hint")
+PRIVATE_SUM_LAYOUT: Final = _label("private sum layout")
+PRIVATE_SUM_SEED: Final = _label("private sum seed")
+PRIVATE_SUM_MASK: Final = _label("aes-256-ctr private sum mask")
+PRIVATE_SUM_TERMS: Final = _label("private sum terms")
 CHECKPOINT_INDEX: Final = _label("checkpoint index")
 CHECKPOINT_SHARD: Final = _label("checkpoint shard")
 CHECKPOINT_FILE: Final = _label("checkpoint file")
@@ -316,3 +326,22 @@ def group_secret(session_key: Secret, draws: bytes, group_digest: bytes, channel
     contribution is random.
     """
     return derive(Secret(draws), salt=session_key.reveal(), info=GROUP_SECRET + group_digest + bytes([channel]))
+
+
+def private_sum_seed(session_key: Secret, draws: bytes, layout: bytes, pair: tuple[int, int]) -> Secret:
+    """Return the seed of a pair of workers, from what both drew, the lower rank first (spec/private-sum.md, 4).
+
+    Only the two know what they drew. The session key covers the roster, and the layout covers the group.
+    """
+    ranks = b"".join(rank.to_bytes(4, "big") for rank in pair)
+    return derive(Secret(draws), salt=session_key.reveal(), info=PRIVATE_SUM_SEED + layout + ranks)
+
+
+def private_sum_mask(seed: Secret, call: int) -> tuple[bytes, bytes]:
+    """Return the key and the first counter block of AES-256-CTR for a pair's mask in one private sum of its group.
+
+    The key is used for this one keystream, so the counter begins at zero. Raises ValueError if the seed was wiped.
+    """
+    if len(seed.reveal()) != SECRET_BYTES:
+        raise ValueError("the seed of this pair was wiped")
+    return expand(seed, PRIVATE_SUM_MASK + call.to_bytes(8, "big")).reveal(), bytes(16)

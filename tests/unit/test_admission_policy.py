@@ -11,8 +11,10 @@ import pytest
 from ringfence import keys
 from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Admitted, Evidence, Policy, verify
+from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
 from ringfence.admission.roster import roster_digest, seal
 from ringfence.errors import AdmissionError
+from tests.certificates import Authority, now, spiffe
 from tests.unit.admission_samples import Worker, worker
 
 
@@ -53,6 +55,22 @@ def test_an_endorsed_listing_is_admitted_and_a_changed_one_is_not() -> None:
     for bad in changed:
         with pytest.raises(AdmissionError, match="not endorsed"):
             verify(policy, bad)
+
+
+def test_rules_of_two_members_admit_nobody() -> None:
+    """The order of rules may differ between workers: they would take the worker for one of different members."""
+    one, two = Authority("one"), Authority("two")
+    both = Rules(tuple(sorted((one.der, two.der))), ("spiffe://example.org/worker/{rank}",), "example.org")
+    entry = worker(1).entry
+    shown = Listing(entry, 2, bytes(32), CertificateProver(one.issue(spiffe("worker/1"))).endorse(entry, bytes(32)))
+    of_one, of_both = CertificateVerifier(replace(both, authorities=(one.der,)), now), CertificateVerifier(both, now)
+    of_two = CertificateVerifier(replace(both, authorities=(two.der,)), now)
+    assert verify(Policy((of_one, of_two), ("a", "b")), shown).member == "a"
+    assert verify(Policy((of_two, of_one, of_both), ("b", "a", "a")), shown).member == "a"
+    assert verify(Policy((of_one, of_both)), shown).member == ""
+    for members in (("a", "b"), ("a", ""), ("", "a")):
+        with pytest.raises(AdmissionError, match=r"rank 1: rules of two members admit spiffe://example\.org/worker/1"):
+            verify(Policy((of_one, of_both), members), shown)
 
 
 class Surprised:

@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "backend": GROUND
     | {"collectives", "dataplane", "device", "guard", "launch", "link", "log", "machines", "record", "runtime"}
     | {"session"},
+    "private_sums": GROUND | {"admission", "backend", "runtime", "session", "transport"},
     "__init__": GROUND | {"backend"},
     "checkpoint": GROUND | {"admission", "backend", "config", "dataplane"},
     "hooks": {"device", "errors"},

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
+from ringfence.admission.policy import PrivateSumTerms
 from ringfence.admission.policy_file.policy_file import PolicyFile, explain
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.secret import SharedSecret
@@ -181,7 +182,7 @@ def test_whether_a_record_is_required_is_covered_by_the_digest() -> None:
         ("version = 1\n[admit]\n[admit.secret]", "admit must be one or more tables"),
         ("version = 1\n[[admit]]", "admit 1: a rule without a proof would admit every worker"),
         ('version = 1\n[[admit]]\nnote = "x"', "would admit every worker"),
-        ("version = 1\n[[admit]]\n[admit.secrets]", "admit 1: unknown key 'secrets'; known here: note, secret"),
+        ("version = 1\n[[admit]]\n[admit.secrets]", "admit 1: unknown key 'secrets'; known here: note, member, secret"),
         ('version = 1\n[[admit]]\n[admit.secret]\nfile = "x"', "admit 1, secret: unknown key 'file'; known here: none"),
         ("version = 1\nmin_worker = 2\n" + SECRET_RULE, "unknown key 'min_worker'; known here: version, min_workers"),
         ("version = 1\nmin_workers = 0\n" + SECRET_RULE, "from 1 to"),
@@ -274,3 +275,75 @@ def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
         "azure_snp": {"crl"},
         "azure_tdx": {"collateral"},
     }
+
+
+# -- members of private sums --------------------------------------------------------------------------------------------
+
+
+def rule_of(member: str, pattern: str = "worker/{rank}", ca: str = "ca.pem") -> str:
+    named = f'member = "{member}"\n' if member else ""
+    domain = f"{member or 'none'}.test"
+    return (
+        f'[[admit]]\n{named}[admit.certificate]\nca = "{ca}"\ntrust_domain = "{domain}"\n'
+        f'ids = "spiffe://{domain}/{pattern}"\n'
+    )
+
+
+MEMBERS = "".join(map(rule_of, "abc"))
+PRIVATE = "version = 1\n[private_sum]\n"
+
+
+def test_members_of_private_sums_are_those_that_rules_name() -> None:
+    file = read(PRIVATE + rule_of("c") + rule_of("a") + rule_of("b") + rule_of("a", "other/{rank}") + rule_of(""))
+    assert file.members == ("a", "b", "c")
+    assert file.private_sum == PrivateSumTerms(colluding=1, min_members=3)
+    assert kinds.policy_of(file, now, None).members == ("c", "a", "b", "a", "")
+    assert kinds.policy_of(file, now, None).digest == kinds.digest_of(file)
+    (line,) = [line for line in explain(file) if "private_sum" in line]
+    assert "over all of the members a, b, c, which learn the sum: up to 1 of them together learn nothing else" in line
+    (line,) = [line for line in explain(read(PRIVATE + MEMBERS + rule_of("d"))) if "private_sum" in line]
+    assert "over all of the members a, b, c, d" in line
+    file = read(PRIVATE + "colluding = 2\nmin_members = 4\n" + MEMBERS + rule_of("d") + rule_of("e"))
+    assert "over 4 or more of the members" in " ".join(explain(file))
+
+
+def test_the_digest_covers_members() -> None:
+    texts = [
+        PRIVATE + MEMBERS,
+        PRIVATE + "min_members = 3\n" + MEMBERS + rule_of("d"),
+        PRIVATE + "colluding = 2\n" + MEMBERS + rule_of("d"),
+        PRIVATE + "colluding = 1\n" + MEMBERS + rule_of("d"),
+        PRIVATE + MEMBERS + rule_of("d").replace('"d"', '"x"'),
+        PRIVATE + MEMBERS + rule_of("d").replace('member = "d"\n', ""),
+        "version = 1\n"
+        + MEMBERS.replace('member = "a"\n', "").replace('member = "b"\n', "").replace('member = "c"\n', ""),
+    ]
+    assert len({kinds.digest_of(read(text)) for text in texts}) == len(texts)
+    backwards = PRIVATE + rule_of("c") + rule_of("b") + rule_of("a")
+    assert kinds.digest_of(read(backwards)) == kinds.digest_of(read(texts[0]))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (PRIVATE + rule_of("a") + rule_of("b"), "the rules name 2 members, and with 1 colluding at least 3 are needed"),
+        (PRIVATE + "colluding = 2\n" + MEMBERS, "the rules name 3 members, and with 2 colluding at least 4 are needed"),
+        (PRIVATE + "colluding = 0\n" + MEMBERS, "colluding must be a whole number from 1 to 32"),
+        (PRIVATE + "min_members = 2\n" + MEMBERS, "min_members must be a whole number from 3 to 3"),
+        (PRIVATE + "min_members = 4\n" + MEMBERS, "min_members must be a whole number from 3 to 3"),
+        (PRIVATE + "scale = 1\n" + MEMBERS, "unknown key 'scale'; known here: colluding, min_members"),
+        ("version = 1\n" + MEMBERS, r"a rule has a member, and there is no \[private_sum\]"),
+        (PRIVATE + MEMBERS.replace('"a"', '"a b"'), "member must be 1 to 64 of"),
+        (
+            PRIVATE + MEMBERS + rule_of("d", "worker/*"),
+            "ask for a certificate in every rule, and bind its name to one rank",
+        ),
+        (PRIVATE + MEMBERS + rule_of("d", "worker/{rank/2}"), "bind its name to one rank"),
+        (PRIVATE + MEMBERS + rule_of("", "worker/*"), "bind its name to one rank"),
+        (PRIVATE + MEMBERS + SECRET_RULE, "ask for a certificate in every rule"),
+        (PRIVATE + MEMBERS + '[[admit]]\nmember = "d"\n[admit.secret]\n', "ask for a certificate in every rule"),
+    ],
+)
+def test_what_private_sums_refuse(text: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        read(text)

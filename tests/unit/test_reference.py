@@ -61,7 +61,12 @@ def test_the_key_reference_matches_the_reader_of_each_table(kind: str) -> None:
 def test_the_key_reference_matches_the_reader_of_a_policy() -> None:
     assert described("top") == keys_read_by(policy_file.read_policy, "root")
     assert described("rule") == keys_read_by(policy_file._rule, "table")
-    assert {name for tables in TABLES.values() for name in tables} == POLICY_KEYS.keys() - {"top", "rule"}
+    assert described("private_sum") == keys_read_by(policy_file._private_sum, "table")
+    assert {name for tables in TABLES.values() for name in tables} == POLICY_KEYS.keys() - {
+        "top",
+        "rule",
+        "private_sum",
+    }
 
 
 def test_the_reference_has_every_setting() -> None:

@@ -100,6 +100,14 @@ def sign_roster(prover: Prover, rank: int, roster_digest: bytes) -> bytes:
     return prover.sign_roster(rank, roster_digest) if isinstance(prover, SignsRoster) else b""
 
 
+@dataclass(frozen=True)
+class PrivateSumTerms:
+    """What a policy says of private sums (spec/private-sum.md). The members are those that its rules name."""
+
+    colluding: int  #   members that may join what they know without learning another one's contribution
+    min_members: int  # of a private sum
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyTerms:
     """What a policy says of a run, besides whom it admits."""
@@ -112,13 +120,14 @@ class PolicyTerms:
     same_host: str = keys.SAME_HOST[0]  # how workers on one machine exchange tensors
     forwarded: str = keys.FORWARDED[0]  # what authenticates forwarded data on each link
     record: str = keys.RECORDS[0]  # whether each worker must write a record of the run
+    private_sum: PrivateSumTerms | None = None  # None: there are none
 
     def terms(self) -> dict[str, Any]:
         """Return these values by name."""
         return {each.name: getattr(self, each.name) for each in fields(PolicyTerms)}
 
-    def digest_with(self, rules: Iterable[tuple[int, bytes]]) -> bytes:
-        """Return the digest of the policy, over the kind and the content of each rule, regardless of their order."""
+    def digest_with(self, rules: Iterable[tuple[int, bytes, str]]) -> bytes:
+        """Return the digest of the policy, over kind, content and member of each rule, regardless of their order."""
         parts = [encoding.number(self.min_workers, 4), encoding.number(self.max_session_age or 0, 8)]
         parts.append(encoding.text(self.key_agreement))
         if self.inside_machine:
@@ -131,8 +140,13 @@ class PolicyTerms:
             parts.append(b"record" + encoding.text(self.record))
         if self.verify_every is not None:
             parts.append(b"verify every" + encoding.number(self.verify_every, 8))
-        for kind, content in sorted(set(rules)):
+        if self.private_sum is not None:
+            numbers = (self.private_sum.colluding, self.private_sum.min_members)
+            parts.append(b"private sum" + b"".join(encoding.number(each, 4) for each in numbers))
+        for kind, content, member in sorted(set(rules)):
             parts += [encoding.number(kind, 1), content]
+            if member:  # longer than the kind of the next rule, which would follow otherwise
+                parts.append(b"member" + encoding.text(member))
         return keys.digest(keys.POLICY, *parts)
 
 
@@ -141,6 +155,9 @@ class Policy(PolicyTerms):
     """The verifiers, any one of which admits a worker. A rule with several proofs is a `bundle.BundleVerifier`."""
 
     verifiers: tuple[Verifier, ...]
+    members: tuple[
+        str, ...
+    ] = ()  # of private sums: whose workers each verifier admits; "" for none. Empty: no rule has one
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -149,7 +166,11 @@ class Policy(PolicyTerms):
     @property
     def digest(self) -> bytes:
         """Equal on two workers only if their policies give the same verdicts."""
-        return self.digest_with((verifier.kind, verifier.content()) for verifier in self.verifiers)
+        return self.digest_with((each.kind, each.content(), member) for each, member in self.rules())
+
+    def rules(self) -> Iterable[tuple[Verifier, str]]:
+        """Return each verifier with its member."""
+        return zip(self.verifiers, self.members or ("",) * len(self.verifiers), strict=True)
 
     def without_keys(self) -> Policy:
         """Return the policy without keys, for use during the session: a long run must not hold what admits to the next one."""
@@ -174,18 +195,20 @@ _TOKEN: Final = object()
 class Admitted:
     """A worker that was verified and admitted. Only `verify()` can create one."""
 
-    __slots__ = ("entry", "identity", "proof_name")
+    __slots__ = ("entry", "identity", "member", "proof_name")
 
     entry: Entry
     proof_name: str
     identity: str  # the name in its certificate; "" where none was asked for
+    member: str  #   that the rule names, for private sums; "" if it names none
 
-    def __init__(self, entry: Entry, proof_name: str, token: object, identity: str = "") -> None:
+    def __init__(self, entry: Entry, proof_name: str, token: object, identity: str = "", member: str = "") -> None:
         if token is not _TOKEN:
             raise TypeError("only policy.verify() creates an Admitted")
         object.__setattr__(self, "entry", entry)
         object.__setattr__(self, "proof_name", proof_name)
         object.__setattr__(self, "identity", identity)
+        object.__setattr__(self, "member", member)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError("an Admitted is immutable")
@@ -198,10 +221,15 @@ class Admitted:
 
 
 def verify(policy: Policy, presented: Evidence | Listing) -> Admitted:
-    """Admit a worker by its evidence or its listing. Raises AdmissionError, which says why it is not admitted."""
+    """Admit a worker by its evidence or its listing. Raises AdmissionError, which says why it is not admitted.
+
+    A worker that rules of two members admit is refused: workers whose policies list the rules in another order would take it
+    for a worker of another member.
+    """
     objections: list[AdmissionError] = []
-    for verifier in policy.verifiers:
-        if verifier.kind != presented.kind:
+    admitted: Admitted | None = None
+    for verifier, member in policy.rules():
+        if verifier.kind != presented.kind or (admitted is not None and admitted.member == member):
             continue
         try:
             if isinstance(presented, Evidence):
@@ -211,7 +239,16 @@ def verify(policy: Policy, presented: Evidence | Listing) -> Admitted:
         except AdmissionError as error:
             objections.append(error)
             continue
-        return Admitted(presented.entry, verifier.name, _TOKEN, name or "")
+        if admitted is not None:
+            raise AdmissionError(
+                f"rank {presented.entry.rank}: rules of two members admit {name or verifier.name} ({admitted.member!a} and "
+                f"{member!a}): let each name match the rules of one"
+            )
+        admitted = Admitted(presented.entry, verifier.name, _TOKEN, name or "", member)
+        if not policy.members:
+            return admitted
+    if admitted is not None:
+        return admitted
     if objections:
         raise AdmissionError(
             "; or: ".join(dict.fromkeys(str(each) for each in objections)),

@@ -23,6 +23,7 @@ class Worker:
     admitted_by: str  #  the proof that admitted it: "shared secret", "certificate and Intel TDX quote"
     proof_digest: str  # of that proof and what it is bound to, as it stands in the roster
     public_key: str  #   X25519, for links in this session
+    member: str = ""  #  of private sums: the one that the rule which admitted it names
 
     def __str__(self) -> str:
         return f"{self.identity or self.admitted_by}, {self.address}"
@@ -47,6 +48,7 @@ class Roster:
                 admitted_by=admitted.proof_name,
                 proof_digest=digest.hex(),
                 public_key=entry.public_key.hex(),
+                member=admitted.member,
             )
             for entry, admitted, (_, digest) in zip(self.entries, self.admitted, self.proofs, strict=True)
         )

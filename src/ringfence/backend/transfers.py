@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ from ringfence.errors import CollectiveTimeoutError
 from ringfence.link.frames import Call
 from ringfence.runtime.point_to_point import Transfer
 
-_BARRIER_ARRIVE, _BARRIER_GO = -1, -2  # users' tags are not negative
+_BARRIER_ARRIVE, _BARRIER_GO, _EXCHANGE = -1, -2, -6  # users' tags are not negative; -3 to -5 are taken
 
 
 class TransferMethods(GroupBase):
@@ -106,6 +106,22 @@ class TransferMethods(GroupBase):
             raise error
         for peer in peers:
             self._plain_send(empty, peer, _BARRIER_GO, limit + 1).wait()
+
+    def exchange(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Send bytes to other ranks of this group and return what each of them sends, of the same length.
+
+        Each message travels on the link of its two ranks, and nobody forwards it. Between workers on one machine that link is
+        sealed only if the policy says so (`same_host`).
+        """
+        limit = self._session.engine.clock() + float(self._timeout.total_seconds())
+        received = {rank: torch.empty(len(data), dtype=torch.uint8) for rank, data in messages.items()}
+        works = [self._plain_receive(tensor, rank, _EXCHANGE, limit) for rank, tensor in received.items()]
+        for rank, data in messages.items():
+            sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            works.append(self._plain_send(sent, rank, _EXCHANGE, limit))
+        for work in works:
+            work.wait()
+        return {rank: bytes(tensor.numpy()) for rank, tensor in received.items()}
 
     def _arrived(self, work: RingfenceWork, limit: float) -> bool:
         (request,) = work.requests

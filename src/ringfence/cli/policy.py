@@ -8,6 +8,7 @@ import datetime
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,6 +160,8 @@ def run_check(options: argparse.Namespace) -> int:
         found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "not_genuine": wrong}
         limits = {
             **policy.terms(),
+            "private_sum": None if policy.private_sum is None else asdict(policy.private_sum),
+            "members": list(policy.members),
             "rules_for_any_rank": any_rank,
             "two_rosters_are_detected": one_rank,
             "weak": weak,

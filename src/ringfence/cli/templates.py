@@ -16,6 +16,7 @@ version = 1
 # same_host = "sealed"     # seal inside a machine too; by default workers there share memory and seal between machines only
 # forwarded = "every_hop"  # if workers do not trust each other: each link authenticates what it forwards, for more CPU time
 # record = "required"      # every worker writes a signed record of the run; by default only those with RINGFENCE_RECORD
+# private_sum = { colluding = 1 }  # members learn sums and not each other's tensors; each rule then names its member
 """
 
 RULE: Final = """

@@ -65,6 +65,7 @@ class Communicator:
         self.instance = self.digest[:INSTANCE_BYTES]  # replaced by the opening
         self.pool = context.pool
         self.origin: OriginKeys
+        self.seeds: list[keys.Secret] = []  # of the masks of its private sums
         self.sequence = 0
         self.destroyed = False  # accepts no further request
         self.removed = False  # and has no request in progress
@@ -291,5 +292,7 @@ class Communicator:
 
     def _forget_instance(self) -> None:
         wipe(memoryview(self._drawn))
+        for seed in self.seeds:
+            seed.forget()
         if hasattr(self, "origin"):
             self.origin.forget()

@@ -132,6 +132,10 @@ class LinkKeys:
         """Return the instance secret of a channel of a group from the XOR of what its members drew."""
         return keys.group_secret(self.session_key, drawn, digest, channel)
 
+    def private_sum_seed(self, draws: bytes, layout: bytes, pair: tuple[int, int]) -> Secret:
+        """Return the seed of a pair of workers, from what both drew, the lower rank first."""
+        return keys.private_sum_seed(self.session_key, draws, layout, pair)
+
     def machine_socket(self, digest: bytes, worker: int) -> bytes:
         """Return the abstract address at which a worker proves to the members of a group that it is on this machine."""
         return keys.machine_socket(self.session_key, digest, worker)

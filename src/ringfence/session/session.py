@@ -132,6 +132,7 @@ class Session:
         )
         self.workers = member.roster.workers
         self.inside_machine = member.inside_machine
+        self.private_sum, self.same_host = member.private_sum, member.same_host
         self.engine.requests.worker_names = [self._name_of(worker) for worker in self.workers]
         if self.members is not None:
             self.engine.note = f" (workers are numbered within the group of {self.members})"

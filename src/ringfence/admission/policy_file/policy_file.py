@@ -15,18 +15,21 @@ The module that verifies a kind of proof also reads its table; this module combi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from ringfence.admission.policy import PolicyTerms
-from ringfence.admission.policy_file.toml_table import ListFolder, Read, TomlTable, no_folders, parse
+from ringfence.admission.policy import PolicyTerms, PrivateSumTerms
+from ringfence.admission.policy_file.toml_table import ListFolder, Read, TomlTable, no_folders, parse, quoted
 from ringfence.keys import FORWARDED, KEY_AGREEMENTS, RECORDS, SAME_HOST
 
 VERSION: Final = 1
 RULES: Final = 64
 WORKERS: Final = 1 << 20
 INSIDE_BACKENDS: Final = ("nccl", "gloo")  # that a policy may permit between workers of one machine
+MEMBER: Final = re.compile(r"[a-zA-Z0-9._-]{1,64}")
+COLLUDING: Final = 32  # members to withstand, at most: each of them costs a mask
 ENDORSING: Final = {"secret", "certificate"}  # proofs with a key that can sign the worker's entry
 
 
@@ -49,6 +52,7 @@ class Rule:
 
     proofs: tuple[tuple[str, Rules], ...]  # with the names of their tables
     note: str | None = None  #               for people
+    member: str = ""  #                      whose workers it admits, for private sums
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,11 @@ class PolicyFile(PolicyTerms):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of proof that any rule asks for."""
         return tuple(dict.fromkeys(kind for rule in self.rules for kind, _ in rule.proofs))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The members that the rules name, each once, in alphabetical order."""
+        return tuple(sorted({rule.member for rule in self.rules} - {""}))
 
 
 def explain(policy: PolicyFile) -> list[str]:
@@ -115,6 +124,13 @@ def explain(policy: PolicyFile) -> list[str]:
             "Each link authenticates the ciphertext that it forwards (forwarded): a member of a group that is not on the path "
             "cannot alter it."
         )
+    if policy.private_sum is not None:
+        terms, names = policy.private_sum, policy.members
+        lines.append(
+            f"A private sum is over {'all' if terms.min_members == len(names) else f'{terms.min_members} or more'} of the "
+            f"members {', '.join(names)}, which learn the sum: up to {terms.colluding} of them together learn nothing else "
+            "(private_sum)."
+        )
     if policy.record != RECORDS[0]:
         lines.append("Every worker writes a signed record of the run, and a run without one fails (record).")
     return lines
@@ -148,18 +164,39 @@ def read_policy(
         forwarded=root.text("forwarded", FORWARDED[0], allowed=FORWARDED),
         record=root.text("record", RECORDS[0], allowed=RECORDS),
     )
+    private_sum = root.table("private_sum", None)
     tables = root.tables("admit")
     if len(tables) > RULES:
         raise root.error(f"{len(tables)} rules, where at most {RULES} are allowed")
     rules = tuple(_rule(table, kinds) for table in tables)
+    members = {rule.member for rule in rules} - {""}
+    if private_sum is not None:
+        terms = replace(terms, private_sum=_private_sum(private_sum, len(members)))
+    elif members:
+        raise root.error("a rule has a member, and there is no [private_sum]")
     root.done()
     if terms.verify_every is not None and all([kind for kind, _ in rule.proofs] == ["secret"] for rule in rules):
         raise root.error("verify_every: a shared secret cannot be revoked; ask for a certificate or evidence as well")
     return PolicyFile(rules, **terms.terms())
 
 
+def _private_sum(table: TomlTable, members: int) -> PrivateSumTerms:
+    colluding = table.number("colluding", 1, least=1, most=COLLUDING)
+    least = colluding + 2  # two members are left: the sum of one would be its contribution
+    if members < least:
+        raise table.error(
+            f"the rules name {members} members, and with {colluding} colluding at least {least} are needed: give the "
+            "[[admit]] rules of each a member of its own"
+        )
+    min_members = table.number("min_members", members, least=least, most=members)
+    table.done()
+    return PrivateSumTerms(colluding, min_members)
+
+
 def _rule(table: TomlTable, kinds: Mapping[str, ReadRules]) -> Rule:
-    note = table.text("note", None)
+    note, member = table.text("note", None), table.text("member", "")
+    if member and MEMBER.fullmatch(member) is None:
+        raise table.error(f"member must be 1 to 64 of a-z, A-Z, 0-9, '.', '_', '-'; it is {quoted(member)}")
     proofs = []
     for kind, read_rules in kinds.items():
         inner = table.table(kind, None)
@@ -168,4 +205,4 @@ def _rule(table: TomlTable, kinds: Mapping[str, ReadRules]) -> Rule:
     table.done()
     if not proofs:
         raise table.error("a rule without a proof would admit every worker; ask for one or more of " + ", ".join(kinds))
-    return Rule(tuple(proofs), note)
+    return Rule(tuple(proofs), note, member)

@@ -62,7 +62,17 @@ def read(
 ) -> PolicyFile:
     """Read a policy file that may ask for any kind of proof. `memory`: of the newest lists, to notice an older one."""
     file = read_policy(text, files, {name: kind.read_rules for name, kind in KINDS.items()}, where, list_folder)
+    _check_members(file, where)
     return _share_revocations(file, where, memory)
+
+
+def _check_members(file: PolicyFile, where: str) -> None:
+    """Check that each worker of a private sum is one that its certificate names, and no other worker can pass for it."""
+    if file.private_sum is not None and not names_stand_for_one_rank(file):
+        raise PolicyError(
+            f"{where}: private_sum: a lying worker could take another one's place: ask for a certificate in every rule, and "
+            "bind its name to one rank, with {rank} and without * in each pattern of ids"
+        )
 
 
 def _share_revocations(file: PolicyFile, where: str, memory: freshness.Memory = freshness.PROCESS) -> PolicyFile:
@@ -144,7 +154,8 @@ def names_stand_for_one_rank(file: PolicyFile) -> bool:
 def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Policy:
     """Return the policy that a file describes. Raises ConfigurationError if it needs a secret and `shared` is None."""
     verifiers = tuple(bundle.verifier_for(_verifiers(rule, clock, shared)) for rule in file.rules)
-    return Policy(verifiers, **file.terms())
+    members = tuple(rule.member for rule in file.rules) if file.members else ()
+    return Policy(verifiers, members, **file.terms())
 
 
 def _verifiers(rule: Rule, clock: Clock, shared: SharedSecret | None) -> list[Verifier]:
@@ -163,6 +174,7 @@ def _verifiers(rule: Rule, clock: Clock, shared: SharedSecret | None) -> list[Ve
     return found
 
 
-def _content(rule: Rule) -> tuple[int, bytes]:
+def _content(rule: Rule) -> tuple[int, bytes, str]:
     parts = sorted((KINDS[name].number, rules.content()) for name, rules in rule.proofs)
-    return parts[0] if len(parts) == 1 else (bundle.KIND, bundle.encode(parts))
+    kind, content = parts[0] if len(parts) == 1 else (bundle.KIND, bundle.encode(parts))
+    return kind, content, rule.member

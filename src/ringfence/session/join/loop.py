@@ -296,10 +296,8 @@ class JoinLoop:
     def on_admitted(self, peer: Peer) -> None:
         """Turn a pending connection into a neighbour of the admission tree."""
         handshake = peer.handshake
-        assert handshake.admitted is not None
-        assert handshake.child_proof_digest is not None
-        assert handshake.child_kind is not None
-        assert handshake.presented is not None
+        assert handshake.admitted is not None and handshake.presented is not None
+        assert handshake.child_proof_digest is not None and handshake.child_kind is not None
         entry = handshake.admitted.entry
         if self._verified_at is None:
             self._verified_at = boot_seconds()
@@ -336,9 +334,9 @@ class JoinLoop:
 
     def _membership(self) -> Membership:
         session, neighbours = self._tree.session, self._connections.neighbours
+        again = self._policy.verify_every is not None
         assert session is not None
         local, self._local = self._local, None
-        again = self._policy.verify_every is not None
         for peer in neighbours.values():
             self._connections.unwatch(peer)
         return Membership(
@@ -356,6 +354,8 @@ class JoinLoop:
             max_session_age=self._policy.max_session_age,
             verify_every=self._policy.verify_every,
             inside_machine=self._policy.inside_machine,
+            private_sum=self._policy.private_sum,
+            same_host=self._policy.same_host,
             covers_forwarded=self._policy.forwarded != keys.FORWARDED[0],
             local=local,
             verified_at=boot_seconds() if self._verified_at is None else self._verified_at,

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence import keys
 from ringfence.admission.entry import Entry
 from ringfence.admission.peer_verification import PeerVerifier, Presentation
-from ringfence.admission.policy import Policy
+from ringfence.admission.policy import Policy, PrivateSumTerms
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import AgreedSession
 from ringfence.record.begin import JoinRecord, certified_bytes
@@ -37,6 +37,8 @@ class Membership:
     verify_every: int | None = None  # seconds, from the policy: neighbours are verified again
     verified_at: float = 0.0  #           boot_seconds() of the first, and so the oldest, verification
     inside_machine: tuple[str, ...] = ()  # backends that the policy permits to groups inside one machine
+    private_sum: PrivateSumTerms | None = None  # of the policy
+    same_host: str = keys.SAME_HOST[0]  # of the policy, or stricter by RINGFENCE_SAME_HOST on all workers
     covers_forwarded: bool = False  #     link tags cover the ciphertext of forwarded frames, by the policy
     local: LocalNetwork | None = field(default=None, repr=False)  # for links inside this machine
     record: JoinRecord | None = field(default=None, repr=False)  # if this worker writes a record

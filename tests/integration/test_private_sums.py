@@ -1,0 +1,468 @@
+"""Private sums between processes: exact sums, what is refused on every rank, and keystreams that never repeat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import ringfence
+from ringfence import keys
+from ringfence.private_sums.fixed_point import FixedPoint
+from ringfence.private_sums.pairs import private_group
+from tests import device
+from tests.members import PRIVATE, Consortium, policy_text
+from tests.pool import Failure, Pool
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int16, torch.int32, torch.int64)
+LARGE = 1 << 18  # elements; the votes and seeds of a test are far shorter
+REFUSED = "PrivateSumError"
+
+
+@pytest.fixture(scope="module", params=["compiled", "python"])
+def planes(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """Workers of each data plane."""
+    with Pool([["env", f"RINGFENCE_DATAPLANE={request.param}"]] * 4) as workers:
+        yield workers
+
+
+def values_of(rank: int, dtype: torch.dtype, elements: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    if dtype.is_floating_point:
+        return (torch.rand(elements, generator=generator, dtype=torch.float64) * 6 - 3).to(dtype)
+    return torch.randint(-3, 4, (elements,), generator=generator).to(dtype)
+
+
+def sums(elements: int, on_device: bool = False) -> dict[str, bool]:
+    """Whether the private sum of each dtype is that of the rounded values of all ranks."""
+    found, world = {}, range(dist.get_world_size())
+    where = device.load() if on_device else torch.device("cpu")
+    for fixed in (torch.int32, torch.int64):
+        for dtype in DTYPES:
+            mine = values_of(dist.get_rank(), dtype, elements)
+            given = mine.to(where)
+            total = ringfence.private_sum(given.view(-1, 7), bound=3.0, fixed=fixed)
+            form = FixedPoint.fit(dtype, fixed, 3.0, len(world))
+            steps = [(values_of(rank, dtype, elements).double() * 2.0**form.exponent).round().long() for rank in world]
+            wanted = form.decode(torch.stack(steps).sum(0), dtype).view(-1, 7)
+            same = torch.equal(total.cpu(), wanted) and torch.equal(given.cpu(), mine)
+            found[f"{dtype} in {fixed}"] = same and total.device == given.device
+    return found
+
+
+def test_sums_are_exact_to_the_fixed_point(planes: Pool, tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path, ["a", "b", "c", "a"])
+    for found in planes.check(sums, 4, env=consortium.environments(), args=(70_000,)):
+        assert all(found.values()), found
+
+
+def test_sums_of_device_tensors_are_exact(devices: Pool, tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path, ["a", "b", "c"])
+    for found in devices.check(sums, 3, env=consortium.environments(), args=(7_000, True)):
+        assert all(found.values()), found
+
+
+def strided_and_none() -> tuple[list[float], int]:
+    every_other = torch.arange(10.0)[::2]
+    return ringfence.private_sum(every_other, bound=16).tolist(), ringfence.private_sum(torch.empty(0), bound=1).numel()
+
+
+def test_views_and_empty_tensors(pool: Pool, tmp_path: Path) -> None:
+    environments = Consortium(tmp_path, ["a", "b", "c"]).environments()
+    assert pool.check(strided_and_none, 3, env=environments) == [([0.0, 6.0, 12.0, 18.0, 24.0], 0)] * 3
+
+
+# -- refused by the policy: nothing is sent -------------------------------------------------------------------------------
+
+
+def sent() -> int:
+    return sum(peer.payload_sent for peer in ringfence.counters().peers)
+
+
+def refusal(call: Callable[[], Any]) -> tuple[str, int]:
+    """The error of a call, and the bytes that were sent during it."""
+    before = sent()
+    try:
+        call()
+    except ringfence.PrivateSumError as error:
+        return str(error), sent() - before
+    return "", sent() - before
+
+
+def refused_by_policy() -> tuple[str, int]:
+    return refusal(lambda: ringfence.private_sum(torch.ones(LARGE), bound=1.0))
+
+
+HEADS = {
+    "no table": ('same_host = "sealed"\n', dict.fromkeys("abc", ""), "abc", "the policy has no"),
+    "a rule without a member": (
+        PRIVATE,
+        {"a": "a", "b": "b", "c": "c", "d": ""},
+        "abcd",
+        "worker 3 was admitted by a rule",
+    ),
+    "too few members": (PRIVATE, {"a": "a", "b": "b", "c": "c"}, "abb", "asks for 3 members"),
+    "below min_members": (
+        PRIVATE + "min_members = 4\n",
+        {name: name for name in "abcde"},
+        "abc",
+        "asks for 4 members",
+    ),
+    "one machine": (
+        "[private_sum]\n",
+        {name: name for name in "abc"},
+        "abc",
+        "workers 0 and 1, of a and b, have one address",
+    ),
+}
+
+
+@pytest.mark.promise(
+    "A private sum that one rank refuses is refused on every rank, before anything of a tensor is sent."
+)
+@pytest.mark.parametrize("name", HEADS)
+def test_what_the_policy_does_not_permit_is_refused_on_every_rank(name: str, pool: Pool, tmp_path: Path) -> None:
+    head, members, owners, says = HEADS[name]
+    consortium = Consortium(tmp_path, [*owners], [*members])
+    environments = consortium.environments(policy_text(members, head))
+    for text, count in pool.check(refused_by_policy, len(owners), env=environments):
+        assert says in text
+        assert count == 0
+
+
+def test_workers_of_one_member_may_share_a_machine(pool: Pool, tmp_path: Path) -> None:
+    """Between members the roster lists other addresses, and the links inside of the member are not sealed."""
+    consortium = Consortium(tmp_path, ["a", "b", "c", "a"])
+    text = policy_text({name: name for name in "abc"}, "[private_sum]\n")
+    environments = consortium.environments(text)
+    for rank, address in enumerate(("127.0.1.1", "127.0.1.2", "127.0.1.3", "127.0.1.1")):
+        environments[rank]["RINGFENCE_INTERFACE"] = address
+    for found in pool.check(sums, 4, env=environments, args=(700,)):
+        assert all(found.values()), found
+
+
+# -- refused by agreement: nothing of a tensor is sent --------------------------------------------------------------------
+
+
+def refused_together(number: int) -> tuple[str, int, float]:
+    """What rank 1 does differently is refused on every rank; the next sum is right."""
+    one = dist.get_rank() == 1
+    large = torch.ones(LARGE)
+    ringfence.private_sum(large, bound=1.0)
+    changed = large.clone()
+    changed[-1] = (1.1, float("nan"), float("-inf"))[number % 3]
+    calls: list[Callable[[], Any]] = [
+        *[lambda: ringfence.private_sum(changed if one else large, bound=1.0)] * 3,
+        lambda: ringfence.private_sum(large, bound=2.0 if one else 1.0),
+        lambda: ringfence.private_sum(large, bound=1.0, fixed=torch.int64 if one else torch.int32),
+        lambda: ringfence.private_sum(large.double() if one else large, bound=1.0),
+        lambda: ringfence.private_sum(large[1:] if one else large, bound=1.0),
+        lambda: ringfence.private_sum(large.to(torch.complex64) if one else large, bound=1.0),
+        lambda: ringfence.private_sum(large.to(torch.float8_e4m3fn) if one else large, bound=1.0),
+        lambda: ringfence.private_sum(large.to(torch.int8) if one else large, bound=1.0),
+        lambda: ringfence.private_sum(large.to_sparse() if one else large, bound=1.0),
+        lambda: ringfence.private_mean([parameter(1.0)], 1, clip=2.0 if one else 1.0),
+        lambda: ringfence.private_mean([parameter(1.0)], -1 if one else 1, clip=1.0),
+        lambda: ringfence.private_mean([parameter(float("nan") if one else 1.0)], 1, clip=1.0),
+        lambda: ringfence.private_mean([parameter(1.0)], 0, clip=1.0),
+    ]
+    text, count = refusal(calls[number])
+    return text, count, ringfence.private_sum(large, bound=1.0)[0].item()
+
+
+def parameter(gradient: float) -> torch.nn.Parameter:
+    found = torch.nn.Parameter(torch.zeros(LARGE))
+    found.grad = torch.full((LARGE,), gradient)
+    return found
+
+
+BOUND, TERMS, KIND = "exceeds the bound", "with different arguments", "has no private sum"
+
+
+@pytest.mark.promise(
+    "A private sum that one rank refuses is refused on every rank, before anything of a tensor is sent."
+)
+@pytest.mark.parametrize(
+    ("number", "says", "others"),
+    [
+        *((number, BOUND, "worker 1 refused") for number in range(3)),
+        *((number, TERMS, TERMS) for number in (3, 4, 5, 6)),
+        *((number, KIND, "worker 1 refused") for number in (7, 8, 9, 10)),
+        (11, TERMS, TERMS),
+        (12, "private_mean needs", "worker 1 refused"),
+        (13, BOUND, "worker 1 refused"),
+        (14, "no rank has samples", "no rank has samples"),
+    ],
+)
+def test_what_one_rank_does_differently_is_refused_on_every_rank(
+    number: int, says: str, others: str, pool: Pool, shared_folder: Path
+) -> None:
+    environments = Consortium.cached(shared_folder, "abc").environments()
+    for rank, (text, count, total) in enumerate(pool.check(refused_together, 3, env=environments, args=(number,))):
+        assert (says if rank == 1 else others) in text
+        assert count < LARGE  # votes, and the sum of samples
+        assert total == 3.0
+
+
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("consortium")
+
+
+def overlapping() -> tuple[float, tuple[str, int], float]:
+    """Sums over all workers, and over all but one of a member that has two."""
+    whole = ringfence.private_sum(torch.ones(4), bound=1.0)[0].item()
+    part = dist.new_group([0, 1, 2])
+    found = ("", 0)
+    if dist.get_rank() < 3:
+        found = refusal(lambda: ringfence.private_sum(torch.ones(LARGE), part, bound=1.0))
+    return whole, found, ringfence.private_sum(torch.ones(4), bound=1.0)[0].item()
+
+
+@pytest.mark.promise(
+    "A private sum that one rank refuses is refused on every rank, before anything of a tensor is sent."
+)
+def test_a_second_group_with_some_of_the_workers_is_refused(pool: Pool, tmp_path: Path) -> None:
+    environments = Consortium(tmp_path, ["a", "b", "c", "a"]).environments()
+    for rank, (before, (text, count), after) in enumerate(pool.check(overlapping, 4, env=environments)):
+        assert (before, after) == (4.0, 4.0)
+        assert ("have made private sums with others" in text) == (rank < 3)
+        assert count < LARGE
+
+
+def not_sealed() -> str:
+    try:
+        ringfence.private_sum(torch.ones(4), bound=1.0)
+    except ringfence.PrivateSumError as error:
+        return str(error)
+    return ""
+
+
+def test_a_group_of_another_backend_is_refused(pool: Pool) -> None:
+    assert all("backend ringfence" in text for text in pool.check(not_sealed, 3, "gloo"))
+
+
+def average() -> str:
+    try:
+        ringfence.private_sum(torch.ones(4), bound=1.0, op=dist.ReduceOp.AVG)  # type: ignore[call-arg]
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def test_there_is_no_average(pool: Pool, shared_folder: Path) -> None:
+    environments = Consortium.cached(shared_folder, "abc").environments()
+    assert all("op" in text for text in pool.check(average, 3, env=environments))
+
+
+def forked() -> tuple[str, float]:
+    ringfence.private_sum(torch.ones(4), bound=1.0)
+    private, (reading, writing) = private_group(None), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            private.keystreams(private.begin())
+            os.write(writing, b"masks were made")
+        except ringfence.PrivateSumError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return os.read(reading, 1000).decode(), ringfence.private_sum(torch.ones(4), bound=1.0)[0].item()
+
+
+@pytest.mark.promise("No keystream masks two contributions.")
+def test_a_forked_child_makes_no_masks(pool: Pool, shared_folder: Path) -> None:
+    environments = Consortium.cached(shared_folder, "abc").environments()
+    assert (
+        pool.check(forked, 3, env=environments)
+        == [("this group has ended, or this is a forked child: its seeds were wiped", 3.0)] * 3
+    )
+
+
+def lying() -> str:
+    """Worker 2 says that it has other members."""
+    group = dist.group.WORLD
+    exchange = type(group).exchange
+
+    def changed(self: Any, messages: dict[int, bytes]) -> dict[int, bytes]:
+        return exchange(self, {peer: bytes(32) + data[32:] for peer, data in messages.items()})
+
+    with patch.object(type(group), "exchange", changed if dist.get_rank() == 2 else exchange):
+        ringfence.private_sum(torch.ones(LARGE), bound=1.0)
+    return "a sum was made"
+
+
+def test_a_worker_with_another_layout_ends_the_session_on_all(pool: Pool, tmp_path: Path) -> None:
+    environments = Consortium(tmp_path, ["a", "b", "c"]).environments()
+    results = pool.run(lying, 3, env=environments, renew=True)
+    assert all(isinstance(each, Failure) for each in results)
+    assert {each.type for each in results} <= {REFUSED, "AbortedError", "PeerLostError"}
+    assert any("have different members" in each.message for each in results[:2])
+
+
+def seeds_held() -> list[list[int]]:
+    """The length of each seed while the group lives, after its end, and after that of the session."""
+    group = dist.new_group(list(range(dist.get_world_size())))
+    default, other = (private_group(each) for each in (None, group))
+    held = [[len(pair.seed.reveal()) for each in (default, other) for pair in each._pairs]]
+    dist.destroy_process_group(group)
+    dist.barrier()  # the driving thread has ended the group by then
+    held.append([len(pair.seed.reveal()) for each in (default, other) for pair in each._pairs])
+    dist.destroy_process_group()
+    held.append([len(pair.seed.reveal()) for each in (default, other) for pair in each._pairs])
+    return held
+
+
+def test_seeds_are_wiped_with_their_group(pool: Pool, tmp_path: Path) -> None:
+    environments = Consortium(tmp_path, ["a", "b", "c"]).environments()
+    for held in pool.check(seeds_held, 3, env=environments, renew=True):
+        assert held == [[32, 32, 32, 32], [32, 32, 0, 0], [0, 0, 0, 0]]
+
+
+# -- keystreams -----------------------------------------------------------------------------------------------------------
+
+
+def keystreams_used() -> list[str]:
+    """The key and first counter block of each keystream of calls in two groups of equal workers."""
+    used = []
+    derive = keys.private_sum_mask
+
+    def recorded(seed: Any, call: int) -> tuple[bytes, bytes]:
+        key, counter = derive(seed, call)
+        used.append((key + counter).hex())
+        return key, counter
+
+    with patch.object(keys, "private_sum_mask", recorded):
+        again = dist.new_group(list(range(dist.get_world_size())))
+        for group in (None, again, None, again):
+            ringfence.private_sum(torch.ones(4), group, bound=1.0)
+        with pytest.raises(ringfence.PrivateSumError):
+            ringfence.private_sum(torch.ones(4), bound=0.5)
+        dist.destroy_process_group(again)
+        third = dist.new_group(list(range(dist.get_world_size())))
+        ringfence.private_sum(torch.ones(4), third, bound=1.0)
+    return used
+
+
+@pytest.mark.promise("No keystream masks two contributions.")
+def test_no_keystream_is_used_twice(pool: Pool, tmp_path: Path) -> None:
+    """Over calls, groups with one name and the same workers, and sessions of the same processes and of new ones."""
+    environments = Consortium(tmp_path, ["a", "b", "c", "d"]).environments()
+    used: dict[str, set[tuple[int, int]]] = {}
+    for session in range(3):
+        with pool.fresh() as fresh:
+            found = (fresh if session == 2 else pool).check(keystreams_used, 4, env=environments, renew=True)
+        for rank, each in enumerate(found):
+            assert len(each) == len(set(each)) == 6 * 2  # of two pairs
+            for key in each:
+                used.setdefault(key, set()).add((session, rank))
+    assert all(len(ranks) == 2 and len({session for session, _ in ranks}) == 1 for ranks in used.values())
+    assert len(used) == 3 * 6 * 4  # four pairs
+
+
+# -- means and the hook ---------------------------------------------------------------------------------------------------
+
+SAMPLES, CLIP = (497, 300, 197, 6), 1.0  # the last one has 0.6 % of the data
+
+
+def mean_of(scale: float, largest_share: float, clip: float = CLIP) -> list[float]:
+    """The mean gradient if the last rank scales its own."""
+    rank = dist.get_rank()
+    generator = torch.Generator().manual_seed(rank)
+    weights = [
+        torch.nn.Parameter(torch.zeros(3, 5)),
+        torch.nn.Parameter(torch.zeros(4)),
+        torch.nn.Parameter(torch.ones(2)),
+    ]
+    for weight in weights[:2]:
+        weight.grad = torch.rand(weight.shape, generator=generator) * 0.1 * (scale if rank == 3 else 1.0)
+    ringfence.private_mean(weights, SAMPLES[rank], clip=clip, largest_share=largest_share)
+    assert all(weight.grad is not None and weight.grad.shape == weight.shape for weight in weights)
+    return [float(value) for weight in weights for value in weight.grad.view(-1)]
+
+
+def gradients(rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.cat([torch.rand(15, generator=generator), torch.rand(4, generator=generator)]) * 0.1
+
+
+def test_a_mean_is_weighted_by_samples(pool: Pool, shared_folder: Path) -> None:
+    environments = Consortium.cached(shared_folder, "abcd").environments()
+    wanted = sum(gradients(rank) * (count / sum(SAMPLES)) for rank, count in enumerate(SAMPLES))
+    for found in pool.check(mean_of, 4, env=environments, args=(1.0, 1.0)):
+        assert found == pytest.approx([*wanted.tolist(), 0.0, 0.0], abs=1e-7)
+
+
+@pytest.mark.promise("A worker that scales its update moves a private mean by no more than its share times the clip.")
+@pytest.mark.parametrize("scale", [1000.0, -1000.0, 1e30])
+def test_a_scaled_update_moves_the_mean_by_no_more_than_its_bound(
+    scale: float, pool: Pool, shared_folder: Path
+) -> None:
+    environments = Consortium.cached(shared_folder, "abcd").environments()
+    honest = torch.tensor(pool.check(mean_of, 4, env=environments, args=(1.0, 1.0))[0])
+    scaled = torch.tensor(pool.check(mean_of, 4, env=environments, args=(scale, 1.0))[0])
+    moved = float((scaled - honest).norm())
+    share = SAMPLES[3] / sum(SAMPLES)
+    own = share * float(gradients(3).norm())  # what its update, which is not clipped, contributes
+    assert moved <= share * CLIP + own + 1e-6
+    assert moved >= share * CLIP - own - 1e-6  # it was clipped to the bound, and not dropped
+
+
+def test_no_member_has_more_than_the_largest_share(pool: Pool, shared_folder: Path) -> None:
+    environments = Consortium.cached(shared_folder, "abcd").environments()
+    shares = [min(count / sum(SAMPLES), 0.3) for count in SAMPLES]
+    wanted = sum(gradients(rank) * share for rank, share in enumerate(shares))
+    for found in pool.check(mean_of, 4, env=environments, args=(1.0, 0.3)):
+        assert found == pytest.approx([*wanted.tolist(), 0.0, 0.0], abs=1e-7)
+
+
+def trained(bound: float) -> list[float] | str:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    replica = DistributedDataParallel(model, broadcast_buffers=False)
+    replica.register_comm_hook(None, ringfence.private_hook(bound=bound))
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    try:
+        for _ in range(3):
+            optimizer.zero_grad()
+            replica(torch.rand(8, 4, generator=generator)).square().mean().backward()
+            optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return [float(value) for weight in model.parameters() for value in weight.detach().view(-1)]
+
+
+def trained_alone(world: int) -> list[float]:
+    """The same training in one process, with the mean of all ranks' gradients."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generators = [torch.Generator().manual_seed(rank) for rank in range(world)]
+    for _ in range(3):
+        optimizer.zero_grad()
+        for generator in generators:
+            (model(torch.rand(8, 4, generator=generator)).square().mean() / world).backward()
+        optimizer.step()
+    return [float(value) for weight in model.parameters() for value in weight.detach().view(-1)]
+
+
+def test_ddp_trains_as_one_process_does(pool: Pool, shared_folder: Path) -> None:
+    environments = Consortium.cached(shared_folder, "abc").environments()
+    results = pool.check(trained, 3, env=environments, args=(8.0,))
+    assert results[0] == results[1] == results[2]
+    assert results[0] == pytest.approx(trained_alone(3), abs=1e-5)
+
+
+def test_a_gradient_beyond_the_bound_ends_backward_on_every_rank(pool: Pool, shared_folder: Path) -> None:
+    environments = Consortium.cached(shared_folder, "abc").environments()
+    for text in pool.check(trained, 3, env=environments, args=(1e-6,)):
+        assert BOUND in text or "refused this private sum" in text
