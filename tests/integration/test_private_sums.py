@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from ringfence.private_sums.pairs import private_group
 from tests import device
 from tests.members import PRIVATE, Consortium, policy_text
 from tests.pool import Failure, Pool
+from tests.unit.test_private_masks import INPUTS, chi_squared, ones_in_bits, serial_correlation
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int16, torch.int32, torch.int64)
 LARGE = 1 << 18  # elements; the votes and seeds of a test are far shorter
@@ -308,6 +310,42 @@ def test_a_worker_with_another_layout_ends_the_session_on_all(pool: Pool, tmp_pa
     assert any("have different members" in each.message for each in results[:2])
 
 
+def contributions_sent(values: torch.Tensor) -> list[tuple[float, float, float]]:
+    """Measures of what this worker gives to the all-reduce of two private sums of one tensor."""
+    sent = []
+    all_reduce = dist.all_reduce
+
+    def recorded(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if tensor.numel() == values.numel():
+            sent.append(tensor.clone())
+        return all_reduce(tensor, *arguments, **options)
+
+    with patch.object(dist, "all_reduce", recorded):
+        for _ in range(2):
+            ringfence.private_sum(values, bound=1.0)
+    assert len(sent) == 2
+    return [measures(each) for each in (*sent, sent[0] - sent[1])]
+
+
+def measures(contribution: torch.Tensor) -> tuple[float, float, float]:
+    """In deviations from what random words have."""
+    count = len(contribution)
+    bits = max(abs(share - 0.5) for share in ones_in_bits(contribution))
+    return (
+        abs(chi_squared(contribution) - 255) / math.sqrt(2 * 255),
+        bits * 2 * math.sqrt(count),
+        abs(serial_correlation(contribution)) * math.sqrt(count),
+    )
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_what_is_sent_looks_random_whatever_the_input(name: str, pool: Pool, shared_folder: Path) -> None:
+    """Eight deviations: less than once in 10**12 runs by chance."""
+    environments = Consortium.cached(shared_folder, "abc").environments()
+    for found in pool.check(contributions_sent, 3, env=environments, args=(INPUTS[name],)):
+        assert max(max(each) for each in found) < 8
+
+
 def seeds_held() -> list[list[int]]:
     """The length of each seed while the group lives, after its end, and after that of the session."""
     group = dist.new_group(list(range(dist.get_world_size())))
@@ -414,6 +452,15 @@ def test_a_scaled_update_moves_the_mean_by_no_more_than_its_bound(
     own = share * float(gradients(3).norm())  # what its update, which is not clipped, contributes
     assert moved <= share * CLIP + own + 1e-6
     assert moved >= share * CLIP - own - 1e-6  # it was clipped to the bound, and not dropped
+
+
+def test_without_a_clip_a_scaled_update_would_decide_the_mean(pool: Pool, shared_folder: Path) -> None:
+    """The worker with 0.6 % of the samples, as far as a clip that clips nothing lets it."""
+    environments = Consortium.cached(shared_folder, "abcd").environments()
+    honest, scaled = (
+        torch.tensor(pool.check(mean_of, 4, env=environments, args=(scale, 1.0, 1e4))[0]) for scale in (1.0, 1000.0)
+    )
+    assert float((scaled - honest).norm() / honest.norm()) > 5
 
 
 def test_no_member_has_more_than_the_largest_share(pool: Pool, shared_folder: Path) -> None:

@@ -16,7 +16,8 @@ def workers(group: Any = None) -> list[Any]:
     """Return the workers of a session in the order of their ranks, from the roster that all its workers agree on.
 
     Each has `rank`, `identity` (the name in its certificate, "" without one), `address` ("host:port" of its links),
-    `admitted_by` (the proof that admitted it), `proof_digest` and `public_key` (hexadecimal). They do not change.
+    `admitted_by` (the proof that admitted it), `proof_digest` and `public_key` (hexadecimal), and `member` (of private sums; ""
+    without one). They do not change.
 
     Args:
         group: A ringfence process group, to select its session. Default: the session of all workers, or the only one. In a
