@@ -81,6 +81,20 @@ def test_views_and_empty_tensors(pool: Pool, tmp_path: Path) -> None:
     assert pool.check(strided_and_none, 3, env=environments) == [([0.0, 6.0, 12.0, 18.0, 24.0], 0)] * 3
 
 
+def coalesced() -> tuple[float, float]:
+    plain = torch.ones(4)
+    with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu")):
+        dist.all_reduce(plain)
+        total = ringfence.private_sum(torch.ones(4), bound=1.0)
+    return plain[0].item(), total[0].item()
+
+
+def test_a_coalescing_manager_puts_no_sum_off(pool: Pool, shared_folder: Path) -> None:
+    """Its own calls begin at its end. A private sum that did so would return a masked contribution."""
+    environments = Consortium.cached(shared_folder, "abc").environments()
+    assert pool.check(coalesced, 3, env=environments) == [(3.0, 3.0)] * 3
+
+
 # -- refused by the policy: nothing is sent -------------------------------------------------------------------------------
 
 
@@ -313,14 +327,15 @@ def test_a_worker_with_another_layout_ends_the_session_on_all(pool: Pool, tmp_pa
 def contributions_sent(values: torch.Tensor) -> list[tuple[float, float, float]]:
     """Measures of what this worker gives to the all-reduce of two private sums of one tensor."""
     sent = []
-    all_reduce = dist.all_reduce
+    kind = type(dist.group.WORLD)
+    all_reduce = kind.allreduce
 
-    def recorded(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        if tensor.numel() == values.numel():
-            sent.append(tensor.clone())
-        return all_reduce(tensor, *arguments, **options)
+    def recorded(self: Any, tensors: list[torch.Tensor], **options: Any) -> Any:
+        if tensors[0].numel() == values.numel():
+            sent.append(tensors[0].clone())
+        return all_reduce(self, tensors, **options)
 
-    with patch.object(dist, "all_reduce", recorded):
+    with patch.object(kind, "allreduce", recorded):
         for _ in range(2):
             ringfence.private_sum(values, bound=1.0)
     assert len(sent) == 2

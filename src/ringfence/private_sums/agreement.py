@@ -21,7 +21,7 @@ def agree(group: Any, terms: bytes, objection: str) -> None:
         PrivateSumError: A rank objects, or two have different terms; on every rank.
     """
     vote = torch.tensor(vote_of(terms, group.rank() + 1 if objection else 0), dtype=torch.int64)
-    dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=group)
+    group.allreduce([vote], op=dist.ReduceOp.MAX).wait()  # a coalescing manager would put dist.all_reduce off
     objecting, most, least = (int(each) for each in vote)
     if objection:
         raise PrivateSumError(objection)

@@ -35,14 +35,13 @@ def members_of(terms: PrivateSumTerms | None, workers: Sequence[Worker], same_ho
             "the difference of two sums would be somebody's contribution"
         )
     members = {name: tuple(worker.rank for worker in workers if worker.member == name) for name in names}
-    if same_host != "sealed":
+    if same_host != SAME_HOST[1]:
         _check_machines(workers)
     return members
 
 
 def _check_machines(workers: Sequence[Worker]) -> None:
     """Raise PrivateSumError if two members are on one machine, where their links are not sealed."""
-    assert SAME_HOST == ("shared", "sealed")
     for one, other in combinations(workers, 2):
         if one.member != other.member and _host(one) == _host(other):
             raise PrivateSumError(

@@ -22,9 +22,8 @@ from ringfence.session.session import Session
 from ringfence.transport.fork import in_child
 
 _groups: Final[weakref.WeakKeyDictionary[Any, PrivateGroup]] = weakref.WeakKeyDictionary()
-_summed: Final[weakref.WeakKeyDictionary[Session, set[frozenset[int]]]] = (
-    weakref.WeakKeyDictionary()
-)  # the ranks of a session's groups
+# The ranks of the groups of each session that have made private sums.
+_summed: Final[weakref.WeakKeyDictionary[Session, set[frozenset[int]]]] = weakref.WeakKeyDictionary()
 
 
 class PrivateGroup:

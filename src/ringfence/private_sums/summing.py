@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ringfence import keys
 from ringfence.admission import encoding
@@ -29,7 +28,7 @@ def private_sum(
 
     Args:
         tensor: The contribution of this rank: float16, bfloat16, float32, float64, int16, int32 or int64, on the CPU or on the
-            current accelerator. It is not changed.
+            current accelerator. It is not changed. Wait for asynchronous calls on it first.
         group: A ringfence process group. Default: the default group.
         bound: The largest magnitude that a value may have on any rank; equal on all ranks. Floats are rounded to a multiple
             of a power of two, the finest with which the sum cannot overflow `fixed`: about `bound` * ranks / 2**31.
@@ -72,7 +71,7 @@ def sum_in(
     except PrivateSumError as error:
         objection = str(error)
     agree(group, terms, objection)
-    dist.all_reduce(contribution, group=group)
+    group.allreduce([contribution]).wait()
     return form.decode(contribution, tensor.dtype).view(tensor.shape).to(tensor.device)
 
 
