@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import ringfence
@@ -501,6 +502,21 @@ def trained(bound: float) -> list[float] | str:
     except RuntimeError as error:
         return str(error)
     return [float(value) for weight in model.parameters() for value in weight.detach().view(-1)]
+
+
+def two_hooks() -> str:
+    replica = DistributedDataParallel(torch.nn.Linear(2, 2))
+    replica.register_comm_hook(None, ringfence.private_hook(bound=1.0))
+    try:
+        replica.register_comm_hook(None, fp16_compress_hook)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_ddp_takes_no_hook_that_compresses_beside_it(pool: Pool, shared_folder: Path) -> None:
+    environments = Consortium.cached(shared_folder, "abc").environments()
+    assert all("can only be called once" in text for text in pool.check(two_hooks, 3, env=environments))
 
 
 def trained_alone(world: int) -> list[float]:
