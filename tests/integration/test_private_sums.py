@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -487,9 +488,15 @@ def test_no_member_has_more_than_the_largest_share(pool: Pool, shared_folder: Pa
         assert found == pytest.approx([*wanted.tolist(), 0.0, 0.0], abs=1e-7)
 
 
-def trained(bound: float) -> list[float] | str:
+def trained(bound: float, on_device: bool = False) -> list[float] | str:
+    where = device.load() if on_device else torch.device("cpu")
+    with device.behaviour(jitter=1e-4) if on_device else contextlib.nullcontext():
+        return trained_on(where, bound)
+
+
+def trained_on(where: torch.device, bound: float) -> list[float] | str:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).to(where)
     replica = DistributedDataParallel(model, broadcast_buffers=False)
     replica.register_comm_hook(None, ringfence.private_hook(bound=bound))
     optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
@@ -497,7 +504,7 @@ def trained(bound: float) -> list[float] | str:
     try:
         for _ in range(3):
             optimizer.zero_grad()
-            replica(torch.rand(8, 4, generator=generator)).square().mean().backward()
+            replica(torch.rand(8, 4, generator=generator).to(where)).square().mean().backward()
             optimizer.step()
     except RuntimeError as error:
         return str(error)
@@ -536,6 +543,13 @@ def trained_alone(world: int) -> list[float]:
 def test_ddp_trains_as_one_process_does(pool: Pool, shared_folder: Path) -> None:
     environments = Consortium.cached(shared_folder, "abc").environments()
     results = pool.check(trained, 3, env=environments, args=(8.0,))
+    assert results[0] == results[1] == results[2]
+    assert results[0] == pytest.approx(trained_alone(3), abs=1e-5)
+
+
+def test_ddp_trains_on_devices_as_one_process_does(devices: Pool, tmp_path: Path) -> None:
+    environments = Consortium(tmp_path, ["a", "b", "c"]).environments()
+    results = devices.check(trained, 3, env=environments, args=(8.0, True))
     assert results[0] == results[1] == results[2]
     assert results[0] == pytest.approx(trained_alone(3), abs=1e-5)
 
