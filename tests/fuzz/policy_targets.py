@@ -37,7 +37,7 @@ WORDS = (
     b"[", b"]", b"[[", b"]]", b"=", b'"', b"'", b'"""', b"\n", b"#", b",", b".", b"{", b"}", b"true", b"false", b"1", b"-1",
     b"0x1", b"1e9", b"inf", b"nan", b"1979-05-27", b"version", b"admit", b"note", b"secret", b"certificate", b"tdx", b"snp",
     b"nvidia", b"token", b"ca", b"ids", b"trust_domain", b"reference_values", b"gpus", b"keys", b"issuer", b"claims", b"mrtd",
-    b"measurement", b'"90s"', b'"24h"', b"\\u0000", b"\\ud800",
+    b"private_sum", b"member", b"colluding", b"min_members", b"measurement", b'"90s"', b'"24h"', b"\\u0000", b"\\ud800",
 )  # fmt: skip
 PCRS = f'vm_id = "a"\npcrs.4 = "{"00" * 32}"\npcrs.7 = ["{"00" * 32}", "{"01" * 32}"]\n'
 SNP_RULES = """vmpl = 0
