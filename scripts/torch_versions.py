@@ -21,6 +21,7 @@ SET: Final[dict[str, tuple[str, ...]]] = {
     "conformance": (
         "tests/conformance/test_collectives.py",
         "tests/conformance/test_diloco.py",
+        "tests/conformance/test_diloco_state.py",
         "tests/conformance/test_direct.py",
         "tests/conformance/test_functional.py",
         "tests/conformance/test_groups.py",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,8 +16,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import ringfence
-from ringfence import checkpoint
-from ringfence.config.private_files import new_secret_file
 from ringfence.diloco.standing import Standing
 from tests.pool import Pool
 
@@ -346,66 +342,3 @@ def test_arguments_are_checked(pool: Pool) -> None:
 def test_a_group_of_gloo_is_refused(pool: Pool) -> None:
     results = pool.run(alone, 2, "gloo", (False,))
     assert [result.type for result in results] == ["ConfigurationError"] * 2
-
-
-# -- state -----------------------------------------------------------------------------------------------------------
-
-
-def trained_and_saved(folder: str, int8: bool) -> tuple[list[list[float]], str]:
-    """Save in the middle of training, sealed and with torch, and train on."""
-    model = Model()
-    with begin(model, int8=int8) as averaged:
-        train_a_round(model, averaged)
-        state = {"averaged": averaged, "buffers": dict(model.named_buffers())}
-        anchor = checkpoint.save(state, f"{folder}/sealed", key=f"{folder}/key")
-        dcp.save(state, checkpoint_id=f"{folder}/plain")
-        averaged.inner.state.clear()
-        train_a_round(model, averaged)
-        return trained_weights(model), anchor
-
-
-def loaded_and_trained(folder: str, int8: bool, anchor: str) -> list[list[float]]:
-    """Load into a new model, after an inner step that the checkpoint undoes, and train on."""
-    model = Model()
-    with begin(model, int8=int8) as averaged:
-        take(model, averaged.inner, batch(7, dist.get_rank()))
-        state = {"averaged": averaged, "buffers": dict(model.named_buffers())}
-        if anchor:
-            checkpoint.load(state, f"{folder}/sealed", key=f"{folder}/key", anchor=anchor)
-        else:
-            dcp.load(state, checkpoint_id=f"{folder}/plain")
-        assert (averaged.outer_steps, averaged.steps) == (1, 0)
-        averaged.inner.state.clear()
-        train_a_round(model, averaged)
-        return trained_weights(model)
-
-
-@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
-def test_a_checkpoint_goes_on_with_the_same_bits(pool: Pool, tmp_path: Path, int8: bool) -> None:
-    new_secret_file(tmp_path / "key")
-    saved = pool.check(trained_and_saved, 2, args=(str(tmp_path), int8))
-    for anchor in (saved[0][1], ""):
-        assert pool.check(loaded_and_trained, 2, args=(str(tmp_path), int8, anchor)) == [saved[0][0]] * 2
-
-
-def sharded(folder: str, saved: bool) -> list[list[float]]:
-    """Two sites of two workers save or load."""
-    mesh = mesh_of_sites()
-    model = shards(mesh)
-    inner = inner_of(model)
-    with ringfence.DiLoCo(model, inner, outer_of(model), EVERY, **groups(mesh)) as averaged:
-        if saved:
-            train_a_round(model, averaged)
-            checkpoint.save({"averaged": averaged}, f"{folder}/sealed", key=f"{folder}/key")
-        else:
-            checkpoint.load({"averaged": averaged}, f"{folder}/sealed", key=f"{folder}/key")
-        averaged.inner.state.clear()
-        train_a_round(model, averaged)
-        return trained_weights(model)
-
-
-def test_a_checkpoint_of_shards_goes_on_with_the_same_bits(pool: Pool, tmp_path: Path) -> None:
-    new_secret_file(tmp_path / "key")
-    before, after = (pool.check(sharded, 4, args=(str(tmp_path), saved)) for saved in (True, False))
-    assert before == after
-    assert before[:2] == before[2:]
