@@ -99,23 +99,27 @@ def test_the_root_stands_for_every_field(files: list[Entry], data: st.DataObject
 
 
 def test_reading_takes_bounded_memory() -> None:
-    """A manifest of half a million bytes, which is made line by line."""
+    """A manifest of half a million bytes, which is made line by line. Other threads allocate too: so the least of three."""
     tree, digest = Tree(), bytes(32)
     listed = [Entry(b"%08d" % number, 1, digest) for number in range(4000)]
     for entry in listed:
         tree.add(entry)
-    lines = itertools.chain([manifest.HEADER], (entry.line() for entry in listed), [tree.summary().line()])
 
-    class Source(io.BytesIO):
-        def readline(self, size: int | None = -1, /) -> bytes:
-            return next(lines, b"")
+    def peak() -> int:
+        lines = itertools.chain([manifest.HEADER], (entry.line() for entry in listed), [tree.summary().line()])
 
-    tracemalloc.start()
-    try:
-        assert manifest.check(Source()).files == 4000
-        assert tracemalloc.get_traced_memory()[1] < 100_000
-    finally:
-        tracemalloc.stop()
+        class Source(io.BytesIO):
+            def readline(self, size: int | None = -1, /) -> bytes:
+                return next(lines, b"")
+
+        tracemalloc.start()
+        try:
+            assert manifest.check(Source()).files == 4000
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert min(peak() for _ in range(3)) < 100_000
 
 
 # -- which files --------------------------------------------------------------------------------------------------------
