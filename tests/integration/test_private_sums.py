@@ -255,6 +255,38 @@ def test_a_second_group_with_some_of_the_workers_is_refused(pool: Pool, tmp_path
         assert count < LARGE
 
 
+def overlapping_sessions(ended: bool) -> tuple[float, tuple[str, int]]:
+    """Sums over three workers, then over four: under a Gloo default group each has a session of its own."""
+    total, first = 0.0, dist.new_group([0, 1, 2], backend="ringfence")
+    if dist.get_rank() < 3:
+        total = ringfence.private_sum(torch.ones(4), first, bound=1.0)[0].item()
+        if ended:
+            dist.destroy_process_group(first)
+    second = dist.new_group([0, 1, 2, 3], backend="ringfence")
+    before = ringfence.counters(second).peers
+    try:
+        ringfence.private_sum(torch.ones(LARGE), second, bound=1.0)
+        text = ""
+    except ringfence.PrivateSumError as error:
+        text = str(error)
+    count = sum(peer.payload_sent for peer in ringfence.counters(second).peers)
+    return total, (text, count - sum(peer.payload_sent for peer in before))
+
+
+@pytest.mark.promise(
+    "A private sum that one rank refuses is refused on every rank, before anything of a tensor is sent."
+)
+@pytest.mark.parametrize("ended", [False, True])
+def test_groups_of_several_sessions_know_each_others_sums(ended: bool, pool: Pool, tmp_path: Path) -> None:
+    text = policy_text({name: name for name in "abcd"}, PRIVATE + "min_members = 3\n")
+    environments = Consortium(tmp_path, ["a", "b", "c", "d"]).environments(text)
+    found = pool.check(overlapping_sessions, 4, "gloo", env=environments, args=(ended,), renew=True)
+    for rank, (total, (says, count)) in enumerate(found):
+        assert total == (3.0 if rank < 3 else 0.0)
+        assert ("have made private sums with others" if rank < 3 else "refused this private sum") in says
+        assert count < LARGE
+
+
 def not_sealed() -> str:
     try:
         ringfence.private_sum(torch.ones(4), bound=1.0)

@@ -18,12 +18,11 @@ from ringfence.private_sums.graph import worker_edges
 from ringfence.private_sums.masks import Keystreams, Pair
 from ringfence.private_sums.members import Members, members_of
 from ringfence.runtime.communicator import group_digest
-from ringfence.session.session import Session
 from ringfence.transport.fork import in_child
 
 _groups: Final[weakref.WeakKeyDictionary[Any, PrivateGroup]] = weakref.WeakKeyDictionary()
-# The ranks of the groups of each session that have made private sums.
-_summed: Final[weakref.WeakKeyDictionary[Session, set[frozenset[int]]]] = weakref.WeakKeyDictionary()
+# The ranks of the groups that have made private sums, by the default group: under Gloo's there are several sessions.
+_summed: Final[weakref.WeakKeyDictionary[Any, set[frozenset[int]]]] = weakref.WeakKeyDictionary()
 
 
 class PrivateGroup:
@@ -39,9 +38,9 @@ class PrivateGroup:
         self.own_workers = len(self.members[session.workers[session.engine.rank].member])  # with this one
         edges = worker_edges(list(self.members.values()), terms.colluding + 1)
         layout = layout_digest(group_digest(group._wire_name, ranks), self.members, edges)
-        others = _summed.setdefault(session, set())
-        agree(group, layout, _overlap(frozenset(ranks), others))
-        others.add(frozenset(ranks))
+        others, given = _summed.setdefault(dist.group.WORLD, set()), frozenset(session.default_ranks(ranks))
+        agree(group, layout, _overlap(given, others))
+        others.add(given)
         self._alive = session.engine.keys.alive
         self._pairs: list[Pair] = []
         self._calls = itertools.count(1)  # also of calls that are refused, so that all ranks count alike
@@ -114,7 +113,7 @@ def _overlap(ranks: frozenset[int], others: set[frozenset[int]]) -> str:
     for other in others:
         if other != ranks and other & ranks:
             return (
-                f"workers {', '.join(map(str, sorted(other & ranks)))} have made private sums with others in this session: the "
+                f"workers {', '.join(map(str, sorted(other & ranks)))} have made private sums with others in this run: the "
                 "difference of two sums could be somebody's contribution"
             )
     return ""
