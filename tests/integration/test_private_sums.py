@@ -73,6 +73,22 @@ def test_sums_of_device_tensors_are_exact(devices: Pool, tmp_path: Path) -> None
         assert all(found.values()), found
 
 
+def under_a_default_device() -> tuple[float, float]:
+    """A sum and a mean of tensors on the CPU while torch creates its tensors on the device."""
+    values, weight = torch.ones(70_000), torch.nn.Parameter(torch.zeros(5))
+    weight.grad = torch.full((5,), 0.25)
+    with device.load():
+        total = ringfence.private_sum(values, bound=1.0)
+        ringfence.private_mean([weight], 2, clip=1.0)
+    return total.sum().item() / 70_000, weight.grad.sum().item()
+
+
+def test_a_default_device_changes_no_sum(devices: Pool, tmp_path: Path) -> None:
+    environments = Consortium(tmp_path, ["a", "b", "c"]).environments()
+    results = devices.check(under_a_default_device, 3, env=environments)
+    assert results == [(3.0, pytest.approx(1.25, abs=1e-6))] * 3
+
+
 def strided_and_none() -> tuple[list[float], int]:
     every_other = torch.arange(10.0)[::2]
     return ringfence.private_sum(every_other, bound=16).tolist(), ringfence.private_sum(torch.empty(0), bound=1).numel()

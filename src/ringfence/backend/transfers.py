@@ -114,7 +114,7 @@ class TransferMethods(GroupBase):
         sealed only if the policy says so (`same_host`).
         """
         limit = self._session.engine.clock() + float(self._timeout.total_seconds())
-        received = {rank: torch.empty(len(data), dtype=torch.uint8) for rank, data in messages.items()}
+        received = {rank: torch.empty(len(data), dtype=torch.uint8, device="cpu") for rank, data in messages.items()}
         works = [self._plain_receive(tensor, rank, _EXCHANGE, limit) for rank, tensor in received.items()]
         for rank, data in messages.items():
             sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)

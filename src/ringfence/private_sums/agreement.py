@@ -20,7 +20,7 @@ def agree(group: Any, terms: bytes, objection: str) -> None:
     Raises:
         PrivateSumError: A rank objects, or two have different terms; on every rank.
     """
-    vote = torch.tensor(vote_of(terms, group.rank() + 1 if objection else 0), dtype=torch.int64)
+    vote = torch.tensor(vote_of(terms, group.rank() + 1 if objection else 0), dtype=torch.int64, device="cpu")
     group.allreduce([vote], op=dist.ReduceOp.MAX).wait()  # a coalescing manager would put dist.all_reduce off
     objecting, most, least = (int(each) for each in vote)
     if objection:

@@ -67,11 +67,11 @@ class FixedPoint:
 
         Block by block: what was converted is masked while it is in the cache.
         """
-        out = torch.empty(values.numel(), dtype=self.dtype)
+        out = torch.empty(values.numel(), dtype=self.dtype, device="cpu")
         size = keys.PRIVATE_SUM_BLOCK_BYTES // self.dtype.itemsize
-        rounded = (
-            None if values.dtype in INTEGERS else torch.empty(min(size, values.numel()), dtype=_wide(values.dtype))
-        )
+        rounded = None
+        if values.dtype not in INTEGERS:
+            rounded = torch.empty(min(size, values.numel()), dtype=_wide(values.dtype), device="cpu")
         for block, target in zip(values.split(size), out.split(size), strict=True):
             steps = block
             if rounded is not None:

@@ -45,7 +45,7 @@ def private_mean(
     wrong = not clip > 0 or not 0 < largest_share <= 1 or samples < 0 or not each
     total = int(
         sum_in(
-            *(private, torch.tensor([samples])),
+            *(private, torch.tensor([samples], device="cpu")),
             bound=2**62 // private.size,
             fixed=torch.int64,
             also=struct.pack(">dd", clip, largest_share),
