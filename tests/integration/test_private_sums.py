@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringfence
 from ringfence import keys
+from ringfence.private_sums import pairs, summing
 from ringfence.private_sums.fixed_point import FixedPoint
-from ringfence.private_sums.pairs import private_group
+from ringfence.private_sums.pairs import PrivateGroup, private_group
 from tests import device
 from tests.members import PRIVATE, Consortium, policy_text
 from tests.pool import Failure, Pool
@@ -469,6 +471,90 @@ def test_no_keystream_is_used_twice(pool: Pool, tmp_path: Path) -> None:
                 used.setdefault(key, set()).add((session, rank))
     assert all(len(ranks) == 2 and len({session for session, _ in ranks}) == 1 for ranks in used.values())
     assert len(used) == 3 * 6 * 4  # four pairs
+
+
+# -- threads --------------------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """The lock of a group, and whether a thread has had to wait for it."""
+
+    def __init__(self, lock: Any, waited: threading.Event) -> None:
+        self.lock, self.waited = lock, waited
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            self.waited.set()
+            self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+def two_threads() -> tuple[float, float]:
+    """Between a sum's agreement and its messages, another thread gets as far as it can with a sum of the same group.
+
+    Without a lock it agrees as well; then ranks send the contributions of the two sums in different orders.
+    """
+    private, agree, moved, sent = private_group(None), summing.agree, threading.Event(), threading.Event()
+    private.one_sum = Watched(private.one_sum, moved)  # type: ignore[assignment]
+    found: list[float] = []
+    other = threading.Thread(
+        target=lambda: found.append(ringfence.private_sum(torch.full((4,), 0.5), bound=1.0)[0].item())
+    )
+
+    def agreed(*given: Any) -> None:
+        agree(*given)
+        if threading.current_thread() is other:
+            moved.set()
+            if dist.get_rank() == 0:
+                sent.wait()
+        else:
+            other.start()
+            moved.wait()
+            if dist.get_rank() and not private.one_sum.lock.locked():
+                other.join()
+
+    with patch.object(summing, "agree", agreed):
+        first = ringfence.private_sum(torch.ones(4), bound=1.0)[0].item()
+        sent.set()
+        other.join()
+    return first, found[0]
+
+
+def test_sums_of_two_threads_are_apart(pool: Pool, tmp_path: Path) -> None:
+    environments = Consortium(tmp_path, ["a", "b", "c"]).environments()
+    assert pool.check(two_threads, 3, env=environments) == [(3.0, 1.5)] * 3
+
+
+def created_by_two_threads() -> tuple[float, float, int]:
+    """While one thread creates what a group keeps for its private sums, another one asks for it."""
+    group, asked, made, found = dist.new_group(list(range(dist.get_world_size()))), threading.Event(), [], []
+    pairs._creating[group] = Watched(threading.Lock(), asked)  # type: ignore[assignment]
+    create = PrivateGroup.__init__
+
+    def sum_once() -> None:
+        found.append(ringfence.private_sum(torch.ones(4), group, bound=1.0)[0].item())
+
+    other = threading.Thread(target=sum_once)
+
+    def created(self: Any, given: Any) -> None:
+        made.append(self)
+        if len(made) == 1:
+            other.start()
+            asked.wait()
+        asked.set()
+        create(self, given)
+
+    with patch.object(PrivateGroup, "__init__", created):
+        sum_once()
+        other.join()
+    return found[0], found[1], len(made)
+
+
+def test_two_threads_create_one_private_group(pool: Pool, tmp_path: Path) -> None:
+    environments = Consortium(tmp_path, ["a", "b", "c"]).environments()
+    assert pool.check(created_by_two_threads, 3, env=environments) == [(3.0, 3.0, 1)] * 3
 
 
 # -- means and the hook ---------------------------------------------------------------------------------------------------

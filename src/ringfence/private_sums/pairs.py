@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import weakref
 from typing import Any, Final
 
@@ -21,8 +22,10 @@ from ringfence.runtime.communicator import group_digest
 from ringfence.transport.fork import in_child
 
 _groups: Final[weakref.WeakKeyDictionary[Any, PrivateGroup]] = weakref.WeakKeyDictionary()
+_creating: Final[weakref.WeakKeyDictionary[Any, threading.Lock]] = weakref.WeakKeyDictionary()  # one for each group
 # The ranks of the groups that have made private sums, by the default group: under Gloo's there are several sessions.
-_summed: Final[weakref.WeakKeyDictionary[Any, set[frozenset[int]]]] = weakref.WeakKeyDictionary()
+_summed: Final[weakref.WeakKeyDictionary[Any, list[frozenset[int]]]] = weakref.WeakKeyDictionary()
+_tables: Final = threading.Lock()  # held for no message: two threads may create two groups
 
 
 class PrivateGroup:
@@ -38,9 +41,19 @@ class PrivateGroup:
         self.own_workers = len(self.members[session.workers[session.engine.rank].member])  # with this one
         edges = worker_edges(list(self.members.values()), terms.colluding + 1)
         layout = layout_digest(group_digest(group._wire_name, ranks), self.members, edges)
-        others, given = _summed.setdefault(dist.group.WORLD, set()), frozenset(session.default_ranks(ranks))
-        agree(group, layout, _overlap(given, others))
-        others.add(given)
+        given = frozenset(session.default_ranks(ranks))
+        with _tables:
+            others = _summed.setdefault(dist.group.WORLD, [])
+            objection = _overlap(given, others)
+            others.append(given)  # before the agreement: another thread may create a group meanwhile
+        try:
+            agree(group, layout, objection)
+        except BaseException:
+            others.remove(given)
+            raise
+        self.one_sum = (
+            threading.Lock()
+        )  # from its number to its end: its agreement and its messages are several collectives
         self._alive = session.engine.keys.alive
         self._pairs: list[Pair] = []
         self._calls = itertools.count(1)  # also of calls that are refused, so that all ranks count alike
@@ -94,9 +107,12 @@ def private_group(group: Any) -> PrivateGroup:
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, RingfenceProcessGroup):
         raise PrivateSumError("a private sum needs a process group of backend ringfence that seals its traffic")
-    if found not in _groups:
-        _groups[found] = PrivateGroup(found)
-    return _groups[found]
+    with _tables:
+        creating = _creating.setdefault(found, threading.Lock())
+    with creating:  # another thread may exchange the seeds
+        if found not in _groups:
+            _groups[found] = PrivateGroup(found)
+        return _groups[found]
 
 
 def layout_digest(group: bytes, members: Members, edges: list[tuple[int, int]]) -> bytes:
@@ -108,7 +124,7 @@ def layout_digest(group: bytes, members: Members, edges: list[tuple[int, int]]) 
     return keys.digest(keys.PRIVATE_SUM_LAYOUT, group, named, shared)
 
 
-def _overlap(ranks: frozenset[int], others: set[frozenset[int]]) -> str:
+def _overlap(ranks: frozenset[int], others: list[frozenset[int]]) -> str:
     """Return the objection against a group of which some workers have made sums in another one, or nothing."""
     for other in others:
         if other != ranks and other & ranks:

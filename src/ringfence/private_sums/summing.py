@@ -57,6 +57,13 @@ def sum_in(
 
     All ranks compare `also` with the other terms, and all refuse if one has an objection.
     """
+    with private.one_sum:
+        return _sum_in(private, tensor, bound, fixed, also, objection)
+
+
+def _sum_in(
+    private: PrivateGroup, tensor: torch.Tensor, bound: float, fixed: torch.dtype, also: bytes, objection: str
+) -> torch.Tensor:
     group, call, terms = private.group, private.begin(), b""
     try:
         if objection:
