@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ringfence
 from ringfence import keys
 from ringfence.private_sums import pairs, summing
+from ringfence.private_sums.agreement import agree
 from ringfence.private_sums.fixed_point import FixedPoint
 from ringfence.private_sums.pairs import PrivateGroup, private_group
 from tests import device
@@ -208,6 +209,12 @@ def refused_together(number: int) -> tuple[str, int, float]:
         lambda: ringfence.private_mean([parameter(1.0)], -1 if one else 1, clip=1.0),
         lambda: ringfence.private_mean([parameter(float("nan") if one else 1.0)], 1, clip=1.0),
         lambda: ringfence.private_mean([parameter(1.0)], 0, clip=1.0),
+        lambda: ringfence.private_sum([1.0] if one else large, bound=1.0),  # type: ignore[arg-type]
+        lambda: ringfence.private_sum(large, bound=10**400 if one else 1.0),
+        lambda: ringfence.private_mean([None if one else parameter(1.0)], 1, clip=1.0),  # type: ignore[list-item]
+        lambda: ringfence.private_mean([parameter(1.0)], 10**30 if one else 1, clip=1.0),
+        lambda: ringfence.private_mean([parameter(1.0)], 1, clip=10**400 if one else 1.0),
+        lambda: ringfence.private_mean([parameter(1.0)], 0.6 if one else 1, clip=1.0),  # type: ignore[arg-type]
     ]
     text, count = refusal(calls[number])
     return text, count, ringfence.private_sum(large, bound=1.0)[0].item()
@@ -235,6 +242,12 @@ BOUND, TERMS, KIND = "exceeds the bound", "with different arguments", "has no pr
         (12, "private_mean needs", "worker 1 refused"),
         (13, BOUND, "worker 1 refused"),
         (14, "no rank has samples", "no rank has samples"),
+        (15, "a list has no private sum", "worker 1 refused"),
+        (16, "OverflowError", "worker 1 refused"),
+        (17, "AttributeError", "worker 1 refused"),
+        (18, "OverflowError", "worker 1 refused"),
+        (19, "is not a float", "worker 1 refused"),
+        (20, "TypeError", "worker 1 refused"),
     ],
 )
 def test_what_one_rank_does_differently_is_refused_on_every_rank(
@@ -496,8 +509,9 @@ def two_threads() -> tuple[float, float]:
 
     Without a lock it agrees as well; then ranks send the contributions of the two sums in different orders.
     """
-    private, agree, moved, sent = private_group(None), summing.agree, threading.Event(), threading.Event()
-    private.one_sum = Watched(private.one_sum, moved)  # type: ignore[assignment]
+    private, moved, sent = private_group(None), threading.Event(), threading.Event()
+    lock = private.one_sum
+    private.one_sum = Watched(lock, moved)  # type: ignore[assignment]
     found: list[float] = []
     other = threading.Thread(
         target=lambda: found.append(ringfence.private_sum(torch.full((4,), 0.5), bound=1.0)[0].item())
@@ -512,7 +526,7 @@ def two_threads() -> tuple[float, float]:
         else:
             other.start()
             moved.wait()
-            if dist.get_rank() and not private.one_sum.lock.locked():
+            if dist.get_rank() and not lock.locked():
                 other.join()
 
     with patch.object(summing, "agree", agreed):

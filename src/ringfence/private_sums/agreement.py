@@ -11,20 +11,22 @@ from ringfence import keys
 from ringfence.errors import PrivateSumError
 
 
-def agree(group: Any, terms: bytes, objection: str) -> None:
+def agree(group: Any, terms: bytes, refusal: Exception | None) -> None:
     """Compare terms with all ranks of a group, and learn whether one of them objects.
 
     An all-reduce of three integers: the highest rank that objects, and whether all have the same terms. Peers see which rank
-    objects, and nothing else of its values.
+    objects, and nothing else of its values. `refusal` is any error of this rank, so that none waits for one that has failed.
 
     Raises:
         PrivateSumError: A rank objects, or two have different terms; on every rank.
     """
-    vote = torch.tensor(vote_of(terms, group.rank() + 1 if objection else 0), dtype=torch.int64, device="cpu")
+    vote = torch.tensor(vote_of(terms, group.rank() + 1 if refusal else 0), dtype=torch.int64, device="cpu")
     group.allreduce([vote], op=dist.ReduceOp.MAX).wait()  # a coalescing manager would put dist.all_reduce off
     objecting, most, least = (int(each) for each in vote)
-    if objection:
-        raise PrivateSumError(objection)
+    if isinstance(refusal, PrivateSumError):
+        raise refusal
+    if refusal:
+        raise PrivateSumError(f"{type(refusal).__name__}: {refusal}. Nothing was sent") from refusal
     if objecting:
         worker = group._ranks[objecting - 1]
         raise PrivateSumError(f"worker {worker} refused this private sum, and its error says why; nothing was sent")

@@ -47,7 +47,7 @@ class PrivateGroup:
             objection = _overlap(given, others)
             others.append(given)  # before the agreement: another thread may create a group meanwhile
         try:
-            agree(group, layout, objection)
+            agree(group, layout, PrivateSumError(objection) if objection else None)
         except BaseException:
             others.remove(given)
             raise

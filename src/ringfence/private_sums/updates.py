@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -41,24 +42,24 @@ def private_mean(
     Raises:
         PrivateSumError: As `private_sum` does; also if a gradient is not a number.
     """
-    private, each = private_group(group), [parameter for parameter in parameters if parameter.requires_grad]
-    wrong = not clip > 0 or not 0 < largest_share <= 1 or samples < 0 or not each
-    total = int(
-        sum_in(
-            *(private, torch.tensor([samples], device="cpu")),
-            bound=2**62 // private.size,
-            fixed=torch.int64,
-            also=struct.pack(">dd", clip, largest_share),
-            objection="private_mean needs parameters, samples >= 0, clip > 0 and 0 < largest_share <= 1"
-            if wrong
-            else "",
-        )
-    )
+    private, count = private_group(group), torch.zeros(1, dtype=torch.int64, device="cpu")
+    refusal, also = None, b""
+    try:
+        each = [parameter for parameter in parameters if parameter.requires_grad]
+        samples = operator.index(samples)
+        if not clip > 0 or not 0 < largest_share <= 1 or samples < 0 or not each:
+            raise PrivateSumError("private_mean needs parameters, samples >= 0, clip > 0 and 0 < largest_share <= 1")
+        also = struct.pack(">dd", clip, largest_share)
+        update = torch.cat([_gradient(parameter) for parameter in each])
+        norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
+        count.fill_(samples)
+    except Exception as error:  # the other ranks would wait for this one
+        refusal = error
+    limit = 2**62 // private.size
+    total = int(sum_in(private, count, bound=limit, fixed=torch.int64, also=also, refusal=refusal))
     if not total:
         raise PrivateSumError("no rank has samples")
     share = min(samples / total, largest_share / private.own_workers)
-    update = torch.cat([_gradient(parameter) for parameter in each])
-    norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
     update.mul_(share * min(1.0, clip / norm) if norm else share)
     bound = clip * largest_share * (1 + 2**-10)  # rounding in float32 may exceed the product
     mean = sum_in(private, update, bound=bound, fixed=fixed)
