@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringfence
 from ringfence import keys
-from ringfence.private_sums import pairs, summing
+from ringfence.private_sums import pairs, summing, updates
 from ringfence.private_sums.agreement import agree
 from ringfence.private_sums.fixed_point import FixedPoint
 from ringfence.private_sums.pairs import PrivateGroup, private_group
@@ -573,6 +573,7 @@ def test_two_threads_create_one_private_group(pool: Pool, tmp_path: Path) -> Non
 
 # -- means and the hook ---------------------------------------------------------------------------------------------------
 
+NEGATIVE = "or one has sent a negative number"
 SAMPLES, CLIP = (497, 300, 197, 6), 1.0  # the last one has 0.6 % of the data
 
 
@@ -626,6 +627,28 @@ def test_without_a_clip_a_scaled_update_would_decide_the_mean(pool: Pool, shared
         torch.tensor(pool.check(mean_of, 4, env=environments, args=(scale, 1.0, 1e4))[0]) for scale in (1.0, 1000.0)
     )
     assert float((scaled - honest).norm() / honest.norm()) > 5
+
+
+def lying_of_samples(samples: int) -> tuple[str, int]:
+    """Worker 1 sends another number of samples than a private mean lets it."""
+
+    def lied(private: Any, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        one = dist.get_rank() == 1 and tensor.numel() == 1
+        return summing.sum_in(private, torch.tensor([samples]) if one else tensor, **options)
+
+    with patch.object(updates, "sum_in", lied):
+        own = 0 if dist.get_rank() == 1 else 3
+        return refusal(lambda: ringfence.private_mean([parameter(1.0)], own, clip=1.0))
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"), [(-5, "together say 1 samples, and this one has 3"), (-6, NEGATIVE), (-100, NEGATIVE)]
+)
+def test_negative_samples_turn_no_update_round(samples: int, says: str, pool: Pool, shared_folder: Path) -> None:
+    environments = Consortium.cached(shared_folder, "abc").environments()
+    for rank, (text, count) in enumerate(pool.check(lying_of_samples, 3, env=environments, args=(samples,))):
+        assert ("refused this private sum" if rank == 1 and samples == -5 else says) in text
+        assert count < LARGE
 
 
 def test_no_member_has_more_than_the_largest_share(pool: Pool, shared_folder: Path) -> None:

@@ -40,7 +40,7 @@ def private_mean(
         fixed: As for `private_sum`.
 
     Raises:
-        PrivateSumError: As `private_sum` does; also if a gradient is not a number.
+        PrivateSumError: As `private_sum` does; also if a gradient is not a number, or samples cannot add up.
     """
     private, count = private_group(group), torch.zeros(1, dtype=torch.int64, device="cpu")
     refusal, also = None, b""
@@ -57,12 +57,14 @@ def private_mean(
         refusal = error
     limit = 2**62 // private.size
     total = int(sum_in(private, count, bound=limit, fixed=torch.int64, also=also, refusal=refusal))
-    if not total:
-        raise PrivateSumError("no rank has samples")
+    if total <= 0:
+        raise PrivateSumError("no rank has samples, or one has sent a negative number of them")
+    if total < samples:
+        refusal = PrivateSumError(f"all ranks together say {total} samples, and this one has {samples}")
     share = min(samples / total, largest_share / private.own_workers)
     update.mul_(share * min(1.0, clip / norm) if norm else share)
     bound = clip * largest_share * (1 + 2**-10)  # rounding in float32 may exceed the product
-    mean = sum_in(private, update, bound=bound, fixed=fixed)
+    mean = sum_in(private, update, bound=bound, fixed=fixed, refusal=refusal)
     for parameter, part in zip(each, mean.split([parameter.numel() for parameter in each]), strict=True):
         shaped = part.view(parameter.shape).to(parameter.dtype)
         parameter.grad = shaped.clone() if parameter.grad is None else parameter.grad.detach().copy_(shaped)
