@@ -4,6 +4,8 @@ Opacus keeps the account. Its epsilon is that of one clinic's samples against ev
 batches of Opacus's sampler (Poisson: each sample is in a batch with the same probability, independently of the others).
 """
 
+import copy
+
 import torch
 import torch.distributed as dist
 from opacus import PrivacyEngine
@@ -18,7 +20,7 @@ DELTA = 1e-5
 
 
 def train(epochs: int, noise: float, most: float) -> tuple[float, int, str]:
-    """Train until the account is spent; return epsilon, steps, and the sampler that it is for."""
+    """Train while the account allows a step; return epsilon of what was released, steps, and the sampler it is for."""
     rank = dist.get_rank()
     points = torch.empty(SAMPLES[rank], 2).uniform_(-1.5, 1.5, generator=torch.Generator().manual_seed(rank))
     data = TensorDataset(points, (points.norm(dim=1, keepdim=True) < 1).float())
@@ -37,14 +39,16 @@ def train(epochs: int, noise: float, most: float) -> tuple[float, int, str]:
     steps = 0
     for _ in range(epochs):
         for batch, inside in loader:
+            ahead = copy.deepcopy(engine.accountant)
+            ahead.step(noise_multiplier=noise, sample_rate=1 / len(loader))
+            if ahead.get_epsilon(DELTA) > most:  # the same on all workers: it depends on rate, noise and steps
+                return engine.get_epsilon(DELTA), steps, type(loader.batch_sampler).__name__
             optimizer.zero_grad()
             nn.functional.binary_cross_entropy_with_logits(private(batch), inside).backward()
             if optimizer.pre_step():  # clips each sample's gradient and adds the noise
                 ringfence.private_mean(model.parameters(), SAMPLES[rank], clip=1.0)
                 optimizer.original_optimizer.step()
             steps += 1
-            if engine.get_epsilon(DELTA) > most:  # the same on all workers: it depends on rate, noise and steps
-                return engine.get_epsilon(DELTA), steps, type(loader.batch_sampler).__name__
     return engine.get_epsilon(DELTA), steps, type(loader.batch_sampler).__name__
 
 
