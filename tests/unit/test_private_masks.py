@@ -138,11 +138,25 @@ def test_an_integer_that_fixed_does_not_hold_is_found() -> None:
         (torch.int16, torch.int32, 20_000.0, r"may exceed torch\.int16"),
         (torch.int64, torch.int32, 1e9, r"pass fixed=torch\.int64"),
         (torch.float64, torch.int64, 1e200, "the largest is"),
+        (torch.float32, torch.int32, 1e-40, "the smallest is"),
+        (torch.float64, torch.int64, 2.0**-110 * 0.999, "the smallest is"),
     ],
 )
 def test_what_has_no_private_sum(dtype: torch.dtype, fixed: torch.dtype, bound: float, says: str) -> None:
     with pytest.raises(PrivateSumError, match=says):
         FixedPoint.fit(dtype, fixed, bound, 3)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float16, 11), (torch.bfloat16, 8)])
+def test_halves_are_rounded_by_way_of_float32(dtype: torch.dtype, bits: int) -> None:
+    """1 + 2**-11 + 2**-26 becomes 1 + 2**-11, and then the even neighbour. Rounded once it would be the other one."""
+    form, total = FixedPoint(torch.int64, 26, 2**30), torch.tensor([2**26 + 2 ** (26 - bits) + 1])
+    assert form.decode(total, dtype).tolist() == [1.0]
+    assert form.decode(total, torch.float64).tolist() == [1 + 2.0**-bits + 2.0**-26]
+
+
+def test_the_smallest_bound() -> None:
+    assert FixedPoint.fit(torch.float32, torch.int32, 2.0**-110, 3) == FixedPoint(torch.int32, 126, 2**16)
 
 
 # -- what is sent -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ INTEGERS: Final = (torch.int16, torch.int32, torch.int64)
 FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FIXED: Final = (torch.int32, torch.int64)
 EXPONENT: Final = 126  # so that a step is a normal number of float32
+COARSEST: Final = 2**16  # steps in a bound, at least, with steps of this size
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ class FixedPoint:
             exponent -= 1
         if exponent < -EXPONENT:
             raise PrivateSumError(f"bound is {bound:g}, and the largest is {2.0**EXPONENT:g}")
-        return cls(fixed, exponent, _rounded(bound, exponent))
+        found = cls(fixed, exponent, _rounded(bound, exponent))
+        if exponent == EXPONENT and found.largest < COARSEST:
+            raise PrivateSumError(f"bound is {bound:g}, and the smallest is {COARSEST * 2.0**-EXPONENT:g}")
+        return found
 
     def encode(self, values: torch.Tensor, keystreams: Keystreams) -> tuple[torch.Tensor, bool]:
         """Return masked integers for a flat tensor on the CPU, and whether all of its values are within the bound.
@@ -90,7 +94,7 @@ class FixedPoint:
             return total.to(dtype)
         if dtype in (torch.float32, torch.float64):
             return total.to(dtype).mul_(2.0**-self.exponent)
-        return total.to(torch.float64).mul_(2.0**-self.exponent).to(dtype)
+        return total.to(torch.float64).mul_(2.0**-self.exponent).to(torch.float32).to(dtype)
 
 
 def _rounded(bound: float, exponent: int) -> int:
