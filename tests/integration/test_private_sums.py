@@ -286,6 +286,29 @@ def test_a_second_group_with_some_of_the_workers_is_refused(pool: Pool, tmp_path
         assert count < LARGE
 
 
+def without_a_member() -> list[tuple[str, int]]:
+    """Two groups of other workers, of which one has a member that the other lacks."""
+    found = []
+    for ranks in ([0, 2, 4], [1, 3, 5, 6]):
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            found.append(refusal(lambda group=group: ringfence.private_sum(torch.ones(4), group, bound=1.0)))  # type: ignore[misc]
+    return found
+
+
+@pytest.mark.promise(
+    "A private sum that one rank refuses is refused on every rank, before anything of a tensor is sent."
+)
+def test_a_group_without_one_of_the_members_is_refused(pool: Pool, tmp_path: Path) -> None:
+    text = policy_text({name: name for name in "abcd"}, PRIVATE + "min_members = 3\n")
+    environments = Consortium(tmp_path, [*"aabbccd"]).environments(text)
+    for rank, ((says, count),) in enumerate(pool.check(without_a_member, 7, env=environments)):
+        if rank in (0, 2, 4):
+            assert "the group has no worker of d" in says and count == 0
+        else:
+            assert says == ""
+
+
 def overlapping_sessions(ended: bool) -> tuple[float, tuple[str, int]]:
     """Sums over three workers, then over four: under a Gloo default group each has a session of its own."""
     total, first = 0.0, dist.new_group([0, 1, 2], backend="ringfence")

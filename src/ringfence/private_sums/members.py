@@ -13,8 +13,10 @@ from ringfence.keys import SAME_HOST
 Members = dict[str, tuple[int, ...]]  # the ranks of each member's workers, by its name
 
 
-def members_of(terms: PrivateSumTerms | None, workers: Sequence[Worker], same_host: str) -> Members:
-    """Return the members of a group of these workers, in the order of their names.
+def members_of(
+    terms: PrivateSumTerms | None, workers: Sequence[Worker], roster: Sequence[Worker], same_host: str
+) -> Members:
+    """Return the members of a group of some workers of a roster, in the order of their names.
 
     Raises PrivateSumError if the policy permits no private sum of them.
     """
@@ -33,6 +35,10 @@ def members_of(terms: PrivateSumTerms | None, workers: Sequence[Worker], same_ho
         raise PrivateSumError(
             f"the group has workers of {', '.join(names)}, and the policy asks for {terms.min_members} members (min_members): "
             "the difference of two sums would be somebody's contribution"
+        )
+    if missing := sorted({worker.member for worker in roster if worker.member} - set(names)):
+        raise PrivateSumError(
+            f"the group has no worker of {', '.join(missing)}: sums of groups with and without a member tell its contribution"
         )
     members = {name: tuple(worker.rank for worker in workers if worker.member == name) for name in names}
     if same_host != SAME_HOST[1]:
