@@ -10,7 +10,11 @@ from torch import nn
 
 import ringfence
 
-SAMPLES = (3000, 1500, 500)  # of each clinic, and no secret: as weights they are public in effect. Each makes up its own
+SAMPLES = (
+    3000,
+    1500,
+    500,
+)  # of each clinic, and no secret: as weights they are public in effect. Each makes up its own
 
 
 def samples_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
