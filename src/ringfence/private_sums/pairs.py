@@ -51,9 +51,7 @@ class PrivateGroup:
         except BaseException:
             others.remove(given)
             raise
-        self.one_sum = (
-            threading.Lock()
-        )  # from its number to its end: its agreement and its messages are several collectives
+        self.one_sum = threading.Lock()  # held from the number of a sum to its end
         self._alive = session.engine.keys.alive
         self._pairs: list[Pair] = []
         self._calls = itertools.count(1)  # also of calls that are refused, so that all ranks count alike

@@ -58,33 +58,22 @@ def sum_in(
     All ranks compare `also` with the other terms, and all refuse if one does.
     """
     with private.one_sum:
-        return _sum_in(private, tensor, bound, fixed, also, refusal)
-
-
-def _sum_in(
-    private: PrivateGroup,
-    tensor: torch.Tensor,
-    bound: float,
-    fixed: torch.dtype,
-    also: bytes,
-    refusal: Exception | None,
-) -> torch.Tensor:
-    group, call, terms = private.group, private.begin(), b""
-    try:
-        if refusal:
-            raise refusal
-        _check(tensor)
-        form = FixedPoint.fit(tensor.dtype, fixed, bound, private.size)
-        terms = terms_of(call, tensor, form) + also
-        values = tensor.detach().to("cpu").contiguous().view(-1)
-        contribution, within = form.encode(values, private.keystreams(call))
-        if not within:
-            raise PrivateSumError(f"a value exceeds the bound {bound:g}, or is not a number: nothing was sent")
-    except Exception as error:
-        refusal = error
-    agree(group, terms, refusal)
-    group.allreduce([contribution]).wait()
-    return form.decode(contribution, tensor.dtype).view(tensor.shape).to(tensor.device)
+        group, call, terms = private.group, private.begin(), b""
+        try:
+            if refusal:
+                raise refusal
+            _check(tensor)
+            form = FixedPoint.fit(tensor.dtype, fixed, bound, private.size)
+            terms = terms_of(call, tensor, form) + also
+            values = tensor.detach().to("cpu").contiguous().view(-1)
+            contribution, within = form.encode(values, private.keystreams(call))
+            if not within:
+                raise PrivateSumError(f"a value exceeds the bound {bound:g}, or is not a number: nothing was sent")
+        except Exception as error:
+            refusal = error
+        agree(group, terms, refusal)
+        group.allreduce([contribution]).wait()
+        return form.decode(contribution, tensor.dtype).view(tensor.shape).to(tensor.device)
 
 
 def terms_of(call: int, tensor: torch.Tensor, form: FixedPoint) -> bytes:
@@ -95,9 +84,7 @@ def terms_of(call: int, tensor: torch.Tensor, form: FixedPoint) -> bytes:
 
 
 def _check(tensor: torch.Tensor) -> None:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        raise PrivateSumError(f"a {type(tensor).__name__} has no private sum: pass a dense tensor")
-    if tensor.layout is not torch.strided:
-        raise PrivateSumError(f"a tensor of layout {tensor.layout} has no private sum: pass a dense tensor")
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        raise PrivateSumError(f"a {type(tensor).__name__} has no private sum if it is not a dense tensor")
     if tensor.numel() * torch.int64.itemsize > keys.PRIVATE_SUM_BYTES:
         raise PrivateSumError(f"a private sum has at most {keys.PRIVATE_SUM_BYTES} bytes")
