@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.hooks import int8
 from ringfence.hooks.blocks import BLOCK
+from ringfence.hooks.pieces import Piece
 from tests import device
 from tests.integration.strategies import FEATURES, Model, on_device
 from tests.integration.strategies_replicated import SMALL_BUCKETS, replicas_agree
@@ -302,6 +304,7 @@ def a_peer_with_another_order() -> str:
     class Shorter:
         def __init__(self, bucket: dist.GradBucket) -> None:
             self.buffer: Callable[[], Tensor] = lambda: bucket.buffer()[1:]
+            self.index = bucket.index
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         return int8.hook(state, Shorter(bucket) if dist.get_rank() else bucket)  # type: ignore[arg-type]
@@ -319,3 +322,70 @@ def test_a_lost_peer_fails_the_backward_pass(pool: Pool) -> None:
 def test_buckets_that_differ_fail_the_backward_pass_on_all(pool: Pool) -> None:
     for error in pool.check(a_peer_with_another_order, 2, seconds=FAR, timeout=HANG, renew=True):
         assert "MismatchError" in error or "AbortedError" in error
+
+
+def equal_layers() -> DistributedDataParallel:
+    """A model with a bucket for each of four layers, all of one size. Two steps, in which DDP communicates too, are done."""
+    layers = nn.Sequential(*(nn.Linear(FEATURES, FEATURES, bias=False) for _ in range(4)))
+    return DistributedDataParallel(layers, bucket_cap_mb=SMALL_BUCKETS)
+
+
+def a_rank_that_runs_out_of_memory(method: str, call: int) -> list[str]:
+    """Rank 0 fails in one piece, drops the step, and goes on."""
+    model = equal_layers()
+    model.register_comm_hook(int8.State(model), int8.hook)
+    assert [backward(model) for _ in range(2)] == ["", ""]
+    original, calls = getattr(Piece, method), itertools.count()
+
+    def failing(*arguments: Any) -> None:
+        if next(calls) == call:
+            raise torch.OutOfMemoryError("no memory on this rank")
+        original(*arguments)
+
+    with patch.object(Piece, method, failing) if dist.get_rank() == 0 else contextlib.nullcontext():
+        return [backward(model) for _ in range(2)]
+
+
+@pytest.mark.parametrize("method", ["begin", "combine", "finish"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_failure_on_one_rank_fails_all(pool: Pool, world: int, method: str) -> None:
+    """No other rank gets a sum of other buckets, or waits."""
+    arguments = (method, 1)
+    failed, *others = pool.check(
+        a_rank_that_runs_out_of_memory, world, "ringfence", arguments, seconds=FAR, timeout=HANG, renew=True
+    )
+    assert all("no memory on this rank" in error for error in failed), failed
+    for first, second in others:
+        assert first + second and "worker 0 left the run" in first + second, (first, second)
+        assert "worker 0 left the run" in first or method == "finish", first  # its last collective had ended
+
+
+def a_hook_that_one_rank_skips(refused: bool) -> str:
+    """Rank 0 does not sum one bucket. With `refused`, `int8.hook` was called and has raised, on the only bucket."""
+    model = DistributedDataParallel(nn.Linear(FEATURES, FEATURES)) if refused else equal_layers()
+    state, calls = int8.State(model, error_feedback=False), itertools.count()
+
+    class Integers:
+        buffer = staticmethod(lambda: torch.ones(3, dtype=torch.int32))
+
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        if next(calls) != 1 or dist.get_rank():
+            return int8.hook(state, bucket)
+        if refused:
+            with pytest.raises(TypeError):
+                int8.hook(state, Integers())  # type: ignore[arg-type]
+        skipped: torch.futures.Future[Tensor] = torch.futures.Future()
+        skipped.set_result(bucket.buffer())
+        return skipped
+
+    model.register_comm_hook(None, hook)
+    steps = 3 + (refused and dist.get_rank() == 0)  # so that no call lacks a partner
+    return next(filter(None, (backward(model) for _ in range(steps))), "")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("over", ["ringfence", "gloo"])
+def test_a_hook_that_one_rank_skips_fails_all(pool: Pool, over: str, refused: bool) -> None:
+    """What others sum next has the same size and dtype; its number and bucket are others."""
+    for error in pool.check(a_hook_that_one_rank_skips, 2, over, (refused,), seconds=FAR, timeout=HANG, renew=True):
+        assert "MismatchError" in error and "is at another all-reduce" in error, error

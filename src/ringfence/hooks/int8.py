@@ -6,6 +6,7 @@ it: so each peer sees 1/n of each update as it is, which sums under masks would 
 
 # Without annotations from __future__: DDP compares those of a hook with its classes.
 
+import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.hooks.pieces import DTYPES, Call, Piece, divide
-from ringfence.hooks.stages import Result, Stage
+from ringfence.hooks.stages import Failure, Result, stage
 
 _IN_FLIGHT: Final = 32  # pieces of `all_reduce` in each of its two exchanges, with buffers of 2 MiB each
 
@@ -52,8 +53,7 @@ def all_reduce(
     rank, size = _place(group)
     flat = tensor.detach().reshape(-1)
     if size > 1:
-        call = Call.of(flat, rank, size, average)
-        _in_order(divide(call, flat, None if residual is None else residual.view(-1)), group)
+        _in_order(divide(Call(rank, size, average), flat, None if residual is None else residual.view(-1)), group)
     elif residual is not None:
         flat += residual.view(-1)
         residual.zero_()
@@ -136,9 +136,11 @@ class State:
         self._exchange, self._gather = (
             dist.new_group(members, timeout, dist.get_backend(group), use_local_synchronization=True) for _ in range(2)
         )
-        self._stages = [Stage(f"int8-{name}") for name in ("begin", "combine", "finish")]
-        for stage in self._stages:
-            weakref.finalize(self, stage.stop)
+        self._failure = Failure([dist.group.WORLD, self._exchange, self._gather])
+        self._calls = itertools.count()
+        self._stages = [stage(f"int8-{name}") for name in ("begin", "combine", "finish")]
+        for tasks in self._stages:
+            weakref.finalize(self, tasks.put, None)
         self._streams: dict[torch.device, torch.Stream] = {}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -146,7 +148,8 @@ class State:
 
         They differ on each rank, so the names begin with the rank. They are the tensors in use, as those of a module are.
         """
-        return {f"{self.rank}.{name}": self._residual(name).view(each.shape) for name, each in self._kept().items()}
+        kept = {} if self._residuals is None else self._parameters
+        return {f"{self.rank}.{name}": self._residual(name).view(each.shape) for name, each in kept.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take up what `state_dict` returned. Call it between steps, with a group of the same size.
@@ -160,9 +163,6 @@ class State:
             raise ValueError(f"these are not the errors of rank {self.rank} for this model: names or shapes differ")
         for name, each in wanted.items():
             each.copy_(state[name])
-
-    def _kept(self) -> dict[str, torch.Tensor]:
-        return {} if self._residuals is None else self._parameters
 
     def _residual(self, name: str) -> torch.Tensor:
         """Return the flat errors of a parameter."""
@@ -188,33 +188,34 @@ class State:
         self._buckets[bucket.index()] = names, flat
         return flat
 
-    def _stream(self, device: torch.device) -> torch.Stream | None:
-        if device.type == "cpu":
-            return None
-        return self._streams.setdefault(device, torch.Stream(device))
-
 
 def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients as `all_reduce` does, for `DistributedDataParallel.register_comm_hook`.
 
     Three threads take turns: one quantises pieces, one sums shards, one writes results, while others are on the wire. So
     neither the backward pass nor the next bucket waits for this one.
+
+    If it fails, so do all later calls with this State. A failure of this rank alone, such as for lack of memory, ends the
+    session: other ranks raise PeerLostError. With another backend they wait until this process ends.
     """
+    number = next(state._calls)  # counts also if what follows fails: the next call is another one
     buffer = bucket.buffer()
     _check(buffer, None)
-    result = Result(buffer, state._stream(buffer.device))
+    device = buffer.device
+    stream = None if device.type == "cpu" else state._streams.setdefault(device, torch.Stream(device))
+    result = Result(buffer, stream, state._failure)
     begin, combine, finish = state._stages
 
     def begin_all() -> None:
-        call = Call.of(buffer, state.rank, state.size, average=True)
+        call = Call(state.rank, state.size, average=True, number=number, bucket=bucket.index())
         pieces = divide(call, buffer, state._residual_of(bucket))
         for piece in pieces:
             piece.begin(state._exchange)
-            combine.submit(result.step(partial(combine_one, piece, last=piece is pieces[-1])))
+            combine.put(result.step(partial(combine_one, piece, last=piece is pieces[-1])))
 
     def combine_one(piece: Piece, last: bool) -> None:
         piece.combine(state._gather)
-        finish.submit(result.step(piece.finish, last))
+        finish.put(result.step(piece.finish, last))
 
-    begin.submit(result.step(begin_all if state.size > 1 else lambda: None, last=state.size == 1))
+    begin.put(result.step(begin_all if state.size > 1 else lambda: None, last=state.size == 1))
     return result.future

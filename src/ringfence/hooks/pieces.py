@@ -21,13 +21,8 @@ class Call(NamedTuple):
     rank: int
     size: int
     average: bool
-    header: torch.Tensor  # bytes that must be equal on all ranks
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, rank: int, size: int, average: bool) -> Call:
-        kind = 2 * DTYPES.index(tensor.dtype) + average
-        header = torch.tensor([tensor.numel(), kind], dtype=torch.int64).view(torch.uint8)
-        return cls(rank, size, average, header.to(tensor.device))
+    number: int = 0  # of calls before, in this group
+    bucket: int = 0
 
 
 class Piece:
@@ -37,10 +32,13 @@ class Piece:
     unquantised, and quantises the sum; all ranks, this one too, read the result from these bytes.
     """
 
-    def __init__(self, call: Call, values: torch.Tensor, residual: torch.Tensor | None) -> None:
+    def __init__(self, call: Call, flat: torch.Tensor, residual: torch.Tensor | None, part: slice) -> None:
+        kind = 2 * DTYPES.index(flat.dtype) + call.average
+        header = torch.tensor([flat.numel(), kind, call.number, call.bucket, part.start])
+        self._header = header.view(torch.uint8).to(flat.device)  # bytes that must be equal on all ranks
         self._call = call
-        self._values = values
-        self._residual = residual
+        self._values = values = flat[part]
+        self._residual = None if residual is None else residual[part]
         self._count = -(-values.numel() // (call.size * BLOCK)) * call.size * BLOCK  # with what fills the last blocks
         self._work: Any = None
 
@@ -51,10 +49,10 @@ class Piece:
         if self._residual is not None:
             source = self._residual.add_(source)
         self._sums = self._padded(source)
-        length = blocks.packet_bytes(self._count // size, self._call.header.numel())
+        length = blocks.packet_bytes(self._count // size, self._header.numel())
         self._sent = torch.empty(size, length, dtype=torch.uint8, device=source.device)
         self._received = torch.empty_like(self._sent)
-        self._sent[:, -self._call.header.numel() :] = self._call.header
+        self._sent[:, -self._header.numel() :] = self._header
         for others in (slice(0, rank), slice(rank + 1, size)):
             blocks.quantise(self._sums[others], self._sent[others], keep_errors=self._residual is not None)
         self._work = dist.all_to_all_single(self._received, self._sent, group=group, async_op=True)
@@ -68,18 +66,10 @@ class Piece:
         return source.view(self._call.size, -1)
 
     def combine(self, group: Any) -> None:
-        """Sum this rank's shard and start to gather all of them.
-
-        Raises:
-            MismatchError: Another rank passed another number of elements, another dtype, or another `average`.
-        """
+        """Sum this rank's shard and start to gather all of them. Raises MismatchError, on all ranks, if headers differ."""
         self._work.wait()
-        rank, header = self._call.rank, self._call.header
-        if bool((self._received[:, -header.numel() :] != header).any()):
-            raise MismatchError(
-                f"rank {rank}: another rank called this all-reduce of {self._values.dtype} with another number of "
-                "elements, another dtype, or another `average`. Call it alike on all ranks of the group"
-            )
+        self._compare(self._received)
+        rank = self._call.rank
         own = self._received[rank : rank + 1]
         blocks.quantise(
             self._sums[rank : rank + 1],
@@ -93,8 +83,9 @@ class Piece:
         self._work = dist.all_gather_into_tensor(self._sent.view(-1), own.view(-1), group=group, async_op=True)
 
     def finish(self) -> None:
-        """Write the result over the values."""
+        """Write the result over the values. Raises MismatchError, on all ranks, if headers differ."""
         self._work.wait()
+        self._compare(self._sent)
         target = self._values
         if target.dtype is not torch.float32 or target.numel() != self._count:
             target = target.new_empty(self._count, dtype=torch.float32)
@@ -103,9 +94,16 @@ class Piece:
             self._values.copy_(target[: self._values.numel()])
         del self._sent, self._received, self._sums, self._work
 
+    def _compare(self, packets: torch.Tensor) -> None:
+        if bool((packets[:, -self._header.numel() :] != self._header).any()):
+            raise MismatchError(
+                f"rank {self._call.rank}: another rank is at another all-reduce, or called this one of "
+                f"{self._values.dtype} with another number of elements, another dtype, or another `average`. Call it alike "
+                "on all ranks of the group"
+            )
+
 
 def divide(call: Call, flat: torch.Tensor, residual: torch.Tensor | None) -> list[Piece]:
     """Return the pieces of a tensor: at least one, so that all ranks compare its size."""
     step = max(1, PIECE // (call.size * BLOCK)) * call.size * BLOCK
-    parts = [slice(start, start + step) for start in range(0, max(1, flat.numel()), step)]
-    return [Piece(call, flat[part], None if residual is None else residual[part]) for part in parts]
+    return [Piece(call, flat, residual, slice(start, start + step)) for start in range(0, max(1, flat.numel()), step)]

@@ -6,34 +6,28 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.futures import Future
 
 from ringfence.device.call import caller_event
+from ringfence.errors import RingfenceError
 
 _log = logging.getLogger("ringfence")
 _Task = Callable[[], None]
+Tasks = queue.SimpleQueue[_Task | None]
 
 
-class Stage:
-    """A thread that runs tasks in the order of their submission."""
-
-    def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        threading.Thread(target=_run, args=(self._queue,), name=f"ringfence-{name}", daemon=True).start()
-
-    def submit(self, task: _Task) -> None:
-        self._queue.put(task)
-
-    def stop(self) -> None:
-        """End the thread after the tasks submitted so far."""
-        self._queue.put(None)
+def stage(name: str) -> Tasks:
+    """Start a thread that runs the tasks of a queue in their order, until None comes; return the queue."""
+    tasks: Tasks = queue.SimpleQueue()
+    threading.Thread(target=_run, args=(tasks,), name=f"ringfence-{name}", daemon=True).start()
+    return tasks
 
 
-def _run(tasks: queue.SimpleQueue[_Task | None]) -> None:
+def _run(tasks: Tasks) -> None:
     torch.set_grad_enabled(False)
     while (task := tasks.get()) is not None:
         try:
@@ -43,48 +37,70 @@ def _run(tasks: queue.SimpleQueue[_Task | None]) -> None:
         task = None  # keep nothing until the next one
 
 
+class Failure:
+    """The first failure of a hook's tasks. It fails what is under way, and all that is submitted later.
+
+    Otherwise this rank's next exchange would be paired with the one that the others have begun.
+    """
+
+    def __init__(self, groups: Sequence[Any]) -> None:
+        self._groups = groups
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+
+    def set(self, error: Exception) -> None:
+        """Keep the first error. If others cannot know of it and would wait, abort the groups before."""
+        with self._lock:
+            if self._error is None and not isinstance(error, RingfenceError):
+                for group in self._groups:
+                    with contextlib.suppress(Exception):  # the session has ended; the error itself is raised
+                        group.abort()
+            self._error = self._error or error
+
+    def check(self) -> None:
+        """Raise the first error, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+
 class Result:
     """The result of a hook: `future` completes with a tensor, or fails through a callback that raises.
 
-    Tasks of the hook run within `steps`: on a device, on a stream that follows what the caller has done so far. A failed
-    task fails the result, and further tasks of it do nothing.
+    Tasks of the hook run within `steps`: on a device, on a stream that follows what the caller has done so far.
     """
 
-    def __init__(self, tensor: torch.Tensor, stream: torch.Stream | None) -> None:
+    def __init__(self, tensor: torch.Tensor, stream: torch.Stream | None, failure: Failure) -> None:
         self._tensor = tensor
         self._stream = stream
+        self._failure = failure
         self._ready = None if stream is None else caller_event(tensor.device)
         self._lock = threading.Lock()
-        self._error: Exception | None = None
         self._base: Any = Future() if stream is None else Future(devices=[tensor.device])
         self.future = self._base.then(self._outcome)
 
     def _outcome(self, _: Any) -> torch.Tensor:
-        if self._error is not None:
-            raise self._error
+        self._failure.check()
         return self._tensor
 
     def step(self, task: _Task, last: bool = False) -> _Task:
         """Return a task that is a step to the result, or the last one."""
 
         def run() -> None:
-            if self._error is not None:
-                return
             with self._stream or contextlib.nullcontext():
-                error = None
                 try:
+                    self._failure.check()
                     if self._stream is not None:
                         self._stream.wait_event(self._ready)
                     task()
-                except Exception as failure:
-                    error = failure
-                if last or error is not None:
-                    self._settle(error)
+                    if last:
+                        self._settle()
+                except Exception as error:
+                    self._failure.set(error)
+                    self._settle()
 
         return run
 
-    def _settle(self, error: Exception | None) -> None:
+    def _settle(self) -> None:
         with self._lock:
             if not self._base.done():
-                self._error = error
                 self._base.set_result(self._tensor)
