@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringfence.hooks import int8
 from ringfence.hooks.blocks import BLOCK
 from ringfence.hooks.pieces import Piece
+from ringfence.hooks.stages import Failure, Result
 from tests import device
 from tests.integration.strategies import FEATURES, Model, on_device
 from tests.integration.strategies_replicated import SMALL_BUCKETS, replicas_agree
@@ -389,3 +390,41 @@ def test_a_hook_that_one_rank_skips_fails_all(pool: Pool, over: str, refused: bo
     """What others sum next has the same size and dtype; its number and bucket are others."""
     for error in pool.check(a_hook_that_one_rank_skips, 2, over, (refused,), seconds=FAR, timeout=HANG, renew=True):
         assert "MismatchError" in error and "is at another all-reduce" in error, error
+
+
+class BrokenFuture(torch.futures.Future[Any]):
+    """As on a device that has failed: it completes without a tensor only."""
+
+    def set_result(self, value: Any) -> None:
+        if value is not None:
+            raise RuntimeError("the device is lost")
+        super().set_result(value)
+
+
+def a_result_that_cannot_be_delivered() -> list[str]:
+    with patch("ringfence.hooks.stages.Future", BrokenFuture) if dist.get_rank() == 0 else contextlib.nullcontext():
+        model = DistributedDataParallel(nn.Linear(FEATURES, FEATURES))
+        model.register_comm_hook(int8.State(model), int8.hook)
+        return [backward(model) for _ in range(2)]
+
+
+def test_a_result_that_cannot_be_delivered_fails_all(pool: Pool) -> None:
+    failed, other = pool.check(a_result_that_cannot_be_delivered, 2, seconds=FAR, timeout=HANG, renew=True)
+    assert "the device is lost" in failed[0] and "left the run" in failed[1], failed
+    assert "worker 0 left the run" in "".join(other), other
+
+
+class BrokenStream:
+    def __enter__(self) -> None:
+        raise RuntimeError("the device is lost")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_stream_that_cannot_be_entered_fails_the_result() -> None:
+    result = Result(torch.ones(3), None, Failure([]))
+    result._stream = BrokenStream()  # type: ignore[assignment]
+    result.step(lambda: None)()
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        result.future.wait()

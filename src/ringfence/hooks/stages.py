@@ -86,21 +86,23 @@ class Result:
         """Return a task that is a step to the result, or the last one."""
 
         def run() -> None:
-            with self._stream or contextlib.nullcontext():
-                try:
-                    self._failure.check()
+            try:
+                self._failure.check()
+                with self._stream or contextlib.nullcontext():
                     if self._stream is not None:
                         self._stream.wait_event(self._ready)
                     task()
                     if last:
-                        self._settle()
-                except Exception as error:
-                    self._failure.set(error)
-                    self._settle()
+                        if self._stream is not None:
+                            self._stream.record_event()  # a device that fails does so here: in `set_result` it would hang
+                        self._settle(self._tensor)
+            except Exception as error:
+                self._failure.set(error)
+                self._settle(None)
 
         return run
 
-    def _settle(self) -> None:
+    def _settle(self, value: torch.Tensor | None) -> None:
         with self._lock:
             if not self._base.done():
-                self._base.set_result(self._tensor)
+                self._base.set_result(value)
