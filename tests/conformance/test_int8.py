@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -281,6 +282,30 @@ def test_calls_that_differ_raise_on_every_rank(pool: Pool, call: Callable[[], No
     assert all(isinstance(each, Failure) for each in results), results
     assert {each.type for each in results} <= {"MismatchError", "AbortedError"}, results
     assert any(each.type == "MismatchError" for each in results)
+
+
+def residual_after(failure: str) -> tuple[str, float]:
+    """Return the error, and the largest number in the residual."""
+    rank = dist.get_rank()
+    residual = torch.full((4 * BLOCK,), 0.25)
+
+    def fails(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory on this rank")
+
+    broken = patch("ringfence.hooks.pieces.Piece.combine", fails) if failure == "memory" else contextlib.nullcontext()
+    try:
+        with broken:
+            int8.all_reduce(torch.ones(4 * BLOCK), average=bool(rank) and failure == "average", residual=residual)
+    except RuntimeError as error:
+        return type(error).__name__, float(residual.abs().max())
+    return "", math.nan
+
+
+@pytest.mark.parametrize(("failure", "kind"), [("average", "MismatchError"), ("memory", "OutOfMemoryError")])
+def test_a_residual_is_zero_after_a_failure(pool: Pool, failure: str, kind: str) -> None:
+    """It held the contribution, which a caller that tries again would add twice."""
+    results = pool.check(residual_after, 2, "ringfence", (failure,), seconds=FAR, timeout=HANG, renew=True)
+    assert results == [(kind, 0.0)] * 2
 
 
 def refusals() -> None:

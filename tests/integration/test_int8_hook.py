@@ -332,9 +332,10 @@ def equal_layers() -> DistributedDataParallel:
 
 
 def a_rank_that_runs_out_of_memory(method: str, call: int) -> list[str]:
-    """Rank 0 fails in one piece, drops the step, and goes on."""
+    """Rank 0 fails in one piece, drops the step, and goes on. No rank can save errors that hold half of a gradient."""
     model = equal_layers()
-    model.register_comm_hook(int8.State(model), int8.hook)
+    state = int8.State(model)
+    model.register_comm_hook(state, int8.hook)
     assert [backward(model) for _ in range(2)] == ["", ""]
     original, calls = getattr(Piece, method), itertools.count()
 
@@ -344,7 +345,11 @@ def a_rank_that_runs_out_of_memory(method: str, call: int) -> list[str]:
         original(*arguments)
 
     with patch.object(Piece, method, failing) if dist.get_rank() == 0 else contextlib.nullcontext():
-        return [backward(model) for _ in range(2)]
+        errors = [backward(model) for _ in range(2)]
+    for use in (state.state_dict, lambda: state.load_state_dict({})):
+        with pytest.raises(RuntimeError, match="no memory on this rank" if dist.get_rank() == 0 else "left the run"):
+            use()
+    return errors
 
 
 @pytest.mark.parametrize("method", ["begin", "combine", "finish"])

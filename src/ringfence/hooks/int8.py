@@ -47,13 +47,19 @@ def all_reduce(
     Raises:
         TypeError: The tensor is of another dtype, or sparse.
         ValueError: The residual does not fit the tensor, or this worker is not in the group.
-        MismatchError: Another rank passed another number of elements, another dtype, or another `average`.
+        MismatchError: Another rank passed another number of elements, another dtype, or another `average`. After this or
+            another failure on the way the tensor is undefined, and the residual is zero.
     """
     _check(tensor, residual)
     rank, size = _place(group)
     flat = tensor.detach().reshape(-1)
     if size > 1:
-        _in_order(divide(Call(rank, size, average), flat, None if residual is None else residual.view(-1)), group)
+        try:
+            _in_order(divide(Call(rank, size, average), flat, None if residual is None else residual.view(-1)), group)
+        except BaseException:
+            if residual is not None:
+                residual.zero_()  # it may hold all of the tensor
+            raise
     elif residual is not None:
         flat += residual.view(-1)
         residual.zero_()
@@ -126,9 +132,10 @@ class State:
     ) -> None:
         group = group or model.process_group
         self.rank, self.size = _place(group)
-        self._parameters = {name: each for name, each in model.module.named_parameters() if each.requires_grad}
+        named = model.module.named_parameters() if error_feedback else ()
+        self._parameters = {name: each for name, each in named if each.requires_grad}
         self._names = {id(each): name for name, each in self._parameters.items()}
-        self._residuals: dict[str, torch.Tensor] | None = {} if error_feedback else None
+        self._residuals: dict[str, torch.Tensor] = {}
         self._buckets: dict[int, tuple[list[str], torch.Tensor]] = {}  # names and residual by index
         # Of its own, since what else a script calls meanwhile comes in another order on each rank; and two, since the
         # second exchange of a piece and the first of a later one have no order either.
@@ -147,9 +154,10 @@ class State:
         """Return this rank's errors by rank and parameter, for a checkpoint. Call it between steps.
 
         They differ on each rank, so the names begin with the rank. They are the tensors in use, as those of a module are.
+        After a call that has failed they are undefined: this raises its error again.
         """
-        kept = {} if self._residuals is None else self._parameters
-        return {f"{self.rank}.{name}": self._residual(name).view(each.shape) for name, each in kept.items()}
+        self._failure.check()
+        return {f"{self.rank}.{name}": self._residual(name).view(each.shape) for name, each in self._parameters.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take up what `state_dict` returned. Call it between steps, with a group of the same size.
@@ -166,7 +174,6 @@ class State:
 
     def _residual(self, name: str) -> torch.Tensor:
         """Return the flat errors of a parameter."""
-        assert self._residuals is not None
         if name not in self._residuals:
             parameter = self._parameters[name]
             self._residuals[name] = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
@@ -174,7 +181,7 @@ class State:
 
     def _residual_of(self, bucket: dist.GradBucket) -> torch.Tensor | None:
         """Return the errors of a bucket, in the order of its parameters, which DDP changes after the first step."""
-        if self._residuals is None:
+        if not self._parameters:  # without error feedback
             return None
         names = [self._names[id(each)] for each in bucket.parameters()]
         known = self._buckets.get(bucket.index())
@@ -207,8 +214,7 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     begin, combine, finish = state._stages
 
     def begin_all() -> None:
-        call = Call(state.rank, state.size, average=True, number=number, bucket=bucket.index())
-        pieces = divide(call, buffer, state._residual_of(bucket))
+        pieces = divide(Call(state.rank, state.size, True, number, bucket.index()), buffer, state._residual_of(bucket))
         for piece in pieces:
             piece.begin(state._exchange)
             combine.put(result.step(partial(combine_one, piece, last=piece is pieces[-1])))

@@ -45,10 +45,12 @@ class Piece:
     def begin(self, group: Any) -> None:
         """Quantise the shards of other ranks and start to exchange them."""
         rank, size = self._call.rank, self._call.size
-        source = self._values
-        if self._residual is not None:
-            source = self._residual.add_(source)
-        self._sums = self._padded(source)
+        source = self._values if self._residual is None else self._residual.add_(self._values)
+        if source.dtype is not torch.float32 or source.numel() != self._count:
+            padded = source.new_zeros(self._count, dtype=torch.float32)
+            padded[: source.numel()] = source
+            source = padded
+        self._sums = source.view(size, -1)  # a shard in each row: the same memory if it is enough
         length = blocks.packet_bytes(self._count // size, self._header.numel())
         self._sent = torch.empty(size, length, dtype=torch.uint8, device=source.device)
         self._received = torch.empty_like(self._sent)
@@ -56,14 +58,6 @@ class Piece:
         for others in (slice(0, rank), slice(rank + 1, size)):
             blocks.quantise(self._sums[others], self._sent[others], keep_errors=self._residual is not None)
         self._work = dist.all_to_all_single(self._received, self._sent, group=group, async_op=True)
-
-    def _padded(self, source: torch.Tensor) -> torch.Tensor:
-        """Return the values as float32, a shard in each row: the same memory if it is enough."""
-        if source.dtype is not torch.float32 or source.numel() != self._count:
-            padded = source.new_zeros(self._count, dtype=torch.float32)
-            padded[: source.numel()] = source
-            source = padded
-        return source.view(self._call.size, -1)
 
     def combine(self, group: Any) -> None:
         """Sum this rank's shard and start to gather all of them. Raises MismatchError, on all ranks, if headers differ."""
@@ -97,9 +91,8 @@ class Piece:
     def _compare(self, packets: torch.Tensor) -> None:
         if bool((packets[:, -self._header.numel() :] != self._header).any()):
             raise MismatchError(
-                f"rank {self._call.rank}: another rank is at another all-reduce, or called this one of "
-                f"{self._values.dtype} with another number of elements, another dtype, or another `average`. Call it alike "
-                "on all ranks of the group"
+                f"rank {self._call.rank}: another rank is at another all-reduce, or called this one of {self._values.dtype} "
+                "with another size, dtype or `average`. Call it alike on all ranks of the group"
             )
 
 
