@@ -62,7 +62,7 @@ def begin(variant: str, options: dict[str, Any], file: str) -> int:
         model.load_state_dict(weights)
         inner.load_state_dict(moments)
         _training["averaged"] = ringfence.DiLoCo(model, inner, outer, options["every"], int8=options["int8"])
-    _training["before"] = crossed()
+    _training["crossed"] = crossed()
     return sum(each.numel() for each in model.parameters())
 
 
@@ -119,7 +119,7 @@ def result() -> tuple[float, int, str]:
     with torch.no_grad():
         loss = loss_of(_training["model"], *texts(starts)).item()
     weights = torch.cat([each.detach().flatten() for each in _training["model"].parameters()])
-    return loss, crossed() - _training["before"], hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+    return loss, crossed() - _training["crossed"], hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 
 def options_of() -> argparse.Namespace:
