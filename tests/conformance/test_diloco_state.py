@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
@@ -63,6 +64,30 @@ def test_a_checkpoint_goes_on_with_the_same_bits(pool: Pool, tmp_path: Path, int
     saved = pool.check(trained_and_saved, 2, args=(str(tmp_path), int8))
     for anchor in (saved[0][1], ""):
         assert pool.check(loaded_and_trained, 2, args=(str(tmp_path), int8, anchor)) == [saved[0][0]] * 2
+
+
+def asked_for_its_state(kind: type[torch.optim.Optimizer]) -> tuple[list[list[float]], list[list[float]]]:
+    """Train, and train again with a state that was saved and loaded before the first outer step."""
+    found = []
+    for asked in (False, True):
+        model = Model()
+        outer = kind([each for each in model.parameters() if each.requires_grad])
+        with ringfence.DiLoCo(model, inner_of(model), outer, EVERY) as averaged:
+            if asked:
+                averaged.load_state_dict(averaged.state_dict())
+            for _ in range(2):
+                train_a_round(model, averaged)
+        found.append(trained_weights(model))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.NAdam, torch.optim.Rprop, torch.optim.ASGD], ids=lambda kind: kind.__name__
+)
+def test_state_before_the_first_outer_step_changes_nothing(pool: Pool, kind: type[torch.optim.Optimizer]) -> None:
+    """Although the first step of these optimizers leaves numbers that are not zero."""
+    for plain, asked in pool.check(asked_for_its_state, 2, args=(kind,)):
+        assert plain == asked
 
 
 def sharded(folder: str, saved: bool) -> list[list[float]]:

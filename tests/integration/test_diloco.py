@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import ringfence
-from ringfence.diloco.averager import DiLoCo
+from ringfence.diloco.averager import DiLoCo, _tensors_of
 from tests.limits import no_early_blame
 from tests.pool import Pool, values
 
@@ -207,6 +207,52 @@ def test_an_average_that_the_others_dropped_is_not_used(pool: Pool) -> None:
     assert [result[2:] for result in results] == [(1, 0)] * 2
 
 
+def test_sites_that_took_different_outer_steps_go_on_with_one(pool: Pool) -> None:
+    """Worker 1 takes the step and is cut off; worker 0 has dropped that average, and takes another step of this number."""
+    assert pool.check(interrupted_after, 2, args=(2, [0]), renew=True) == [(0, EVERY), (1, 0)]
+    assert pool.check(go_on_alone, 2, renew=True) == [1, 1]
+    results = pool.check(caught_up, 2, renew=True)
+    assert [result[0] for result in results] == [results[0][0]] * 2
+    assert [result[2:] for result in results] == [(1, 0)] * 2
+
+
+# -- what a site takes over ends early -------------------------------------------------------------------------------
+
+
+def cut_off_while_it_catches_up(tensors: int) -> tuple[bool, bool, int]:
+    """Worker 0 is three rounds ahead, and the state that it sends breaks off. Return whether all is as it was before."""
+    alone = {"group": dist.new_group([dist.get_rank()], use_local_synchronization=True)}
+    averaged, broadcast, left = begin(int8=True, **alone), dist.broadcast, [tensors]
+    _kept[:] = [averaged]
+    train(averaged, 1 if dist.get_rank() else 3 * EVERY)
+    before, parameters, new = state_of(averaged)[:2], parameters_of(averaged), not averaged.outer.state
+
+    def breaks_off(*arguments: Any) -> None:
+        if not left[0]:
+            raise Interrupted
+        left[0] -= 1
+        broadcast(*arguments)
+
+    dist.broadcast = breaks_off
+    try:
+        with contextlib.suppress(Interrupted):
+            averaged.catch_up()
+    finally:
+        dist.broadcast = broadcast
+    unchanged = state_of(averaged)[:2] == before and parameters_of(averaged) == parameters
+    return unchanged, new == (not averaged.outer.state), averaged.outer_steps
+
+
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_state_that_arrives_in_part_is_not_used(pool: Pool, tensors: int) -> None:
+    """Parameters, the outer optimizer and the number of steps stay, until all has arrived."""
+    results = pool.check(cut_off_while_it_catches_up, 2, args=(tensors,), renew=True)
+    assert results == [(True, True, 3), (True, True, 0)]
+    results = pool.check(caught_up, 2, renew=True)
+    assert [result[0] for result in results] == [results[0][0]] * 2
+    assert [result[2:] for result in results] == [(3, 0)] * 2
+
+
 # -- sites of several workers ----------------------------------------------------------------------------------------
 
 
@@ -250,15 +296,17 @@ def behind(sharded: bool) -> tuple[list[list[float]], int, int, int]:
         fully_shard(model, mesh=mesh["worker"])
     inner, outer = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for _ in range(2))
     averaged = DiLoCo(model, inner, outer, EVERY, **mine)
-    averaged._make_outer_state()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    outer.step()
     if dist.get_rank() < 2:  # as if the other site had been lost for two rounds
-        for tensor in (*averaged._agreed, *averaged._outer_tensors()):
+        for tensor in (*averaged._agreed, *_tensors_of(outer)):
             tensor += 1.0
         averaged.outer_steps, averaged.steps, averaged._checksums = 2, 3, None
     before = sent_to_the_other_site()
     averaged.catch_up(**mine)
     found = averaged.outer_steps, averaged.steps, sent_to_the_other_site() - before
-    leaves = [each.to_local() if sharded else each for each in (*averaged._agreed, *averaged._outer_tensors())]
+    leaves = [each.to_local() if sharded else each for each in (*averaged._agreed, *_tensors_of(outer))]
     return [each.flatten().tolist() for each in leaves], *found
 
 

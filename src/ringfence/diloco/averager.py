@@ -7,8 +7,9 @@ along the average of the pseudo-gradients, on all workers alike.
 
 from __future__ import annotations
 
+import copy
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -87,10 +88,10 @@ class DiLoCo:
         self._contributes, self._int8 = True, int8
         self._agreed = [parameter.detach().clone() for parameter in self._parameters]
         # Of each pair: the first for parameters that all workers hold alike, the second for shards.
-        self._average: list[torch.Tensor] | None = None
+        self._average: tuple[int, list[torch.Tensor]] | None = None  # with its number
         self._residuals = [torch.empty(0), torch.empty(0)]  # what int8 has lost so far,
         self._new_residuals = self._residuals  # and once the step with this average is taken
-        self._average_number = 0
+        self._taken = 0  # the number of the average of the last outer step
         self._frozen = standing.checksums(each for each in named if not each[1].requires_grad)
         self._checksums: tuple[int, int] | None = None  # of frozen and agreed parameters
         self.catch_up(group, site)
@@ -118,9 +119,10 @@ class DiLoCo:
         Inner steps since then are not in it: save after an outer step. Tensors are not copied. All but `residuals`, whose
         names begin with the rank, is the same on all workers.
         """
-        self._make_outer_state()
+        new = not self.outer.state
+        outer = (self._copy_of_outer() if new else self.outer).state_dict()
         agreed = dict(zip(self._names, self._agreed, strict=True))
-        state = {"agreed": agreed, "outer": self.outer.state_dict(), "outer_steps": self.outer_steps}
+        state = {"agreed": agreed, "outer": outer, "outer_is_new": new, "outer_steps": self.outer_steps}
         residuals = {f"{dist.get_rank()}.{kind}": each for kind, each in zip(_KINDS, self._residuals, strict=True)}
         return state | ({"residuals": residuals} if self._int8 else {})
 
@@ -138,7 +140,9 @@ class DiLoCo:
             for name, agreed in zip(self._names, self._agreed, strict=True):
                 agreed.copy_(state["agreed"][name])
         self.outer.load_state_dict(state["outer"])
-        self.outer_steps = int(state["outer_steps"])
+        if state["outer_is_new"]:
+            self.outer.state.clear()
+        self.outer_steps, self._taken = int(state["outer_steps"]), 0
         self._average = self._checksums = None
         self._begin_round()
 
@@ -185,17 +189,18 @@ class DiLoCo:
 
     def _take_over(self, table: Table) -> None:
         """Bring this worker's site to the state of the site that is furthest, if it is behind."""
-        furthest = max(min(worker.outer_steps for worker in row) for row in table)
-        complete = [row for row in table if all(worker.outer_steps == furthest for worker in row)]
-        if not complete:
+        whole = [row for row in table if len({worker.history for worker in row}) == 1]
+        if not whole:
             raise MismatchError("DiLoCo: in each site, workers stopped at different outer steps: load a checkpoint")
+        furthest = max(row[0].history for row in whole)
+        complete = [row for row in whole if row[0].history == furthest]
         keep = [row for row in complete if len({worker.steps for worker in row}) == 1]
         standing.require_one_model(complete)
         if len(complete) < len(table):
             self._broadcast_state(table.index(complete[0]))
         mine = table[dist.get_rank(self._group)]
         if mine not in keep:
-            self.outer_steps = furthest
+            self.outer_steps, self._taken = furthest
             self._begin_round()
             self.inner.state.clear()
             self.steps = max((row[0].steps for row in keep), default=0)
@@ -206,25 +211,40 @@ class DiLoCo:
             self._contributes = True
 
     def _broadcast_state(self, source: int) -> None:
-        """Give all sites the agreed parameters and the outer optimizer's state of one. A replica crosses once for a site."""
-        self._make_outer_state()
-        rank = dist.get_global_rank(self._group, source)
-        settings = [[{**entry, "params": None} for entry in self.outer.param_groups]]
+        """Give all sites the agreed parameters and the outer optimizer of one. A replica crosses once for a site.
+
+        A site takes them when it has all of them. If this breaks off before, it has the state that it had.
+        """
+        sends, rank = dist.get_rank(self._group) == source, dist.get_global_rank(self._group, source)
+        agreed = self._agreed if sends else [each.clone() for each in self._agreed]
+        outer = self.outer if sends else self._copy_of_outer()
+        settings: list[Any] = [[{**entry, "params": None} for entry in outer.param_groups], bool(outer.state)]
         dist.broadcast_object_list(settings, rank, self._group)
-        for entry, given in zip(self.outer.param_groups, settings[0], strict=True):
+        for entry, given in zip(outer.param_groups, settings[0], strict=True):
             entry.update({**given, "params": entry["params"]})
-        for tensor in (*self._agreed, *self._outer_tensors()):
+        if not settings[1]:
+            outer.state.clear()
+        for tensor in (*agreed, *_tensors_of(outer)):
             replica = self._site is not None and not isinstance(tensor, DTensor)
             if not replica or dist.get_rank(self._site) == 0:
                 dist.broadcast(local(tensor), rank, self._group)
             if replica:
                 dist.broadcast(tensor, dist.get_global_rank(self._site, 0), self._site)
-        self._checksums = None
+        if not sends:
+            self.outer.load_state_dict(outer.state_dict())
+            self._agreed, self._checksums = agreed, None
 
-    def _outer_tensors(self) -> Iterable[torch.Tensor]:
-        for parameter in self._parameters:
-            state = self.outer.state.get(parameter, {})
-            yield from (state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor))
+    def _copy_of_outer(self) -> torch.optim.Optimizer:
+        """Return a copy of the outer optimizer that has state, for a load or a broadcast to write into.
+
+        If it has taken no step, its copy takes one: what that leaves is of the right shape, and of no meaning.
+        """
+        outer = copy.deepcopy(self.outer)
+        if not outer.state:
+            for parameter in (each for entry in outer.param_groups for each in entry["params"]):
+                parameter.grad = torch.zeros_like(parameter)
+            outer.step()
+        return outer
 
     # -- the outer step ----------------------------------------------------------------------------------------------
 
@@ -238,7 +258,7 @@ class DiLoCo:
         """Average the pseudo-gradients and step. Nothing changes before the average is complete on all workers."""
         replicas, shards = average = [self._delta(sharded) for sharded in (False, True)]
         change = 0 if self._site is None else standing.checksum(replicas)
-        table = self._exchange(_is_finite(replicas, shards), change, secrets.randbits(62))
+        table = self._exchange(_is_finite(replicas, shards), change, 1 + secrets.randbits(62))
         standing.require_equal(standing.all_of(table), "steps")
         standing.require_one_model(table)
         standing.require_finite(table, "the pseudo-gradient")
@@ -249,7 +269,7 @@ class DiLoCo:
             self._reduce(replicas, contributors, self._residuals[0], self._site),
             self._reduce(shards, contributors, self._residuals[1], None),
         ]
-        self._average, self._average_number = average, table[0][0].average
+        self._average = table[0][0].average, average
         standing.require_finite(self._exchange(_is_finite(replicas, shards)), "the average")
         self._step_outer()
 
@@ -296,13 +316,14 @@ class DiLoCo:
     def _step_outer(self) -> None:
         """Take the outer step with the average that is there, and begin the next round."""
         assert self._average is not None
+        number, average = self._average
         kept, places = [parameter.grad for parameter in self._parameters], [0, 0]
         for parameter, agreed in zip(self._parameters, self._agreed, strict=True):
             parameter.copy_(agreed)
             parameter.grad = torch.empty_like(parameter)
             gradient, sharded = local(parameter.grad), isinstance(parameter, DTensor)
             end = places[sharded] + gradient.numel()
-            gradient.copy_(self._average[sharded][places[sharded] : end].view_as(gradient))
+            gradient.copy_(average[sharded][places[sharded] : end].view_as(gradient))
             places[sharded] = end
         self.outer.step()
         for parameter, agreed, gradient in zip(self._parameters, self._agreed, kept, strict=True):
@@ -310,7 +331,7 @@ class DiLoCo:
             parameter.grad = gradient
         self._average = self._checksums = None
         self._residuals = self._new_residuals
-        self.outer_steps += 1
+        self.outer_steps, self._taken = self.outer_steps + 1, number
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -319,23 +340,7 @@ class DiLoCo:
             for parameter, agreed in zip(self._parameters, self._agreed, strict=True):
                 parameter.copy_(agreed)
 
-    def _make_outer_state(self) -> None:
-        """Make the state that the outer optimizer has after its first step, for a load or a broadcast to write into."""
-        if self.outer.state:
-            return
-        inner = [parameter.detach().clone() for parameter in self._parameters]
-        kept = [parameter.grad for parameter in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        self.outer.step()
-        with torch.no_grad():
-            for parameter, values, gradient in zip(self._parameters, inner, kept, strict=True):
-                parameter.copy_(values)
-                parameter.grad = gradient
-            for tensor in self._outer_tensors():
-                tensor.zero_()
-
-    def _exchange(self, finite: bool = True, change: int = 0, number: int | None = None) -> Table:
+    def _exchange(self, finite: bool = True, change: int = 0, number: int = 0) -> Table:
         """Exchange the standings of all workers; `number` is what the next average may be known by."""
         if self._checksums is None:
             self._checksums = standing.checksums(zip(self._names, self._agreed, strict=True), self._frozen)
@@ -349,10 +354,17 @@ class DiLoCo:
             change=change,
             replicas=self._checksums[0],
             shards=self._checksums[1],
-            average=self._average_number if number is None else number,
-            pending=self._average is not None,
+            average=number or (self._average[0] if self._average is not None else 0),
+            taken=self._taken,
         )
         return standing.exchange(own, local(self._agreed[0]).device, self._group, self._site)
+
+
+def _tensors_of(outer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an optimizer's state in an order that is the same on all workers."""
+    for parameter in (each for entry in outer.param_groups for each in entry["params"]):
+        state = outer.state.get(parameter, {})
+        yield from (state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor))
 
 
 def _is_finite(*tensors: torch.Tensor) -> bool:

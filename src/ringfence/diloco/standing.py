@@ -25,8 +25,13 @@ class Standing(NamedTuple):
     change: int  # checksum of its pseudo-gradient, where the workers of a site hold it alike
     replicas: int  # checksum of the agreed parameters that all workers hold alike
     shards: int  # checksum of those of which it holds a shard
-    average: int  # the random number of the last average that it has got
-    pending: bool  # it has not taken the outer step of that average
+    average: int  # the random number of an average of which it has not taken the outer step; 0: of none
+    taken: int  # that of the last outer step that it has taken: two sites may have taken different ones
+
+    @property
+    def history(self) -> tuple[int, int]:
+        """Which outer steps have led to its agreed parameters and its outer optimizer."""
+        return self.outer_steps, self.taken
 
 
 Table = list[list[Standing]]  # by site, then by worker of the site
@@ -86,9 +91,9 @@ def all_of(table: Table) -> list[Standing]:
 
 def missed_the_step(table: Table) -> list[int]:
     """Return the ranks that have an average and not taken its step, while another worker has: so all had the average."""
-    taken = {(worker.average, worker.outer_steps) for worker in all_of(table)}
+    taken = {worker.history for worker in all_of(table)}
     return [
-        worker.rank for worker in all_of(table) if worker.pending and (worker.average, worker.outer_steps + 1) in taken
+        worker.rank for worker in all_of(table) if worker.average and (worker.outer_steps + 1, worker.average) in taken
     ]
 
 
