@@ -315,6 +315,27 @@ def test_sum_that_overflows_changes_no_parameter(pool: Pool) -> None:
         assert unchanged
 
 
+class Fails(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise MemoryError
+
+
+def with_an_outer_optimizer_that_fails() -> bool:
+    model = Model()
+    inner, outer = inner_of(model), Fails([each for each in model.parameters() if each.requires_grad])
+    words = batch(0, dist.get_rank())
+    with ringfence.DiLoCo(model, inner, outer, 1):
+        nn.functional.cross_entropy(model(words), words).backward()
+        before = [each.grad for each in model.parameters()]
+        with pytest.raises(MemoryError):
+            inner.step()
+    return all(each.grad is found for each, found in zip(model.parameters(), before, strict=True))
+
+
+def test_gradients_stay_if_the_outer_optimizer_fails(pool: Pool) -> None:
+    assert pool.check(with_an_outer_optimizer_that_fails, 2) == [True] * 2
+
+
 def with_other_parameters() -> list[str]:
     model = Model()
     inner, said = inner_of(model), []

@@ -45,6 +45,11 @@ class DiLoCo:
     Only parameters that require a gradient are averaged. Buffers, such as the statistics of BatchNorm, and the state of the
     inner optimizer stay those of each worker. Keep parameters in float32.
 
+    It keeps the agreed parameters and what the outer optimizer has, such as momentum, and with int8 what rounding has lost.
+    An outer step, or a site that catches up, takes two to four times the memory of the parameters more. A CRC-32 of the
+    agreed parameters and, if a site has several workers, of the pseudo-gradient is computed on the CPU in each outer step:
+    about a third of a nanosecond for a byte that this worker holds, and the copy from its device.
+
     Creating it is a collective: all workers must begin with equal parameters, or take the state of the site that is furthest.
 
     Args:
@@ -316,21 +321,23 @@ class DiLoCo:
     def _step_outer(self) -> None:
         """Take the outer step with the average that is there, and begin the next round."""
         assert self._average is not None
-        number, average = self._average
+        (number, average), self._average = self._average, None  # used once: if this fails, the worker is behind
         kept, places = [parameter.grad for parameter in self._parameters], [0, 0]
+        try:
+            for parameter, agreed in zip(self._parameters, self._agreed, strict=True):
+                parameter.copy_(agreed)
+                parameter.grad = torch.empty_like(parameter)
+                gradient, sharded = local(parameter.grad), isinstance(parameter, DTensor)
+                end = places[sharded] + gradient.numel()
+                gradient.copy_(average[sharded][places[sharded] : end].view_as(gradient))
+                places[sharded] = end
+            self.outer.step()
+        finally:
+            for parameter, own in zip(self._parameters, kept, strict=True):
+                parameter.grad = own
         for parameter, agreed in zip(self._parameters, self._agreed, strict=True):
-            parameter.copy_(agreed)
-            parameter.grad = torch.empty_like(parameter)
-            gradient, sharded = local(parameter.grad), isinstance(parameter, DTensor)
-            end = places[sharded] + gradient.numel()
-            gradient.copy_(average[sharded][places[sharded] : end].view_as(gradient))
-            places[sharded] = end
-        self.outer.step()
-        for parameter, agreed, gradient in zip(self._parameters, self._agreed, kept, strict=True):
             agreed.copy_(parameter)
-            parameter.grad = gradient
-        self._average = self._checksums = None
-        self._residuals = self._new_residuals
+        self._checksums, self._residuals = None, self._new_residuals
         self.outer_steps, self._taken = self.outer_steps + 1, number
         self._begin_round()
 
