@@ -32,6 +32,12 @@ def test_the_delay_decides_for_a_small_model() -> None:
     assert found["DiLoCo"] == pytest.approx(1.0 + (rounds + 2) * 0.1 / 100, abs=1e-4)
 
 
+def test_checksums_of_a_round_count_as_computing() -> None:
+    """Four bytes a parameter, three billion of which a core checks in a second."""
+    found = seconds(RUN, rate=1e15, delay=0.0)
+    assert found["DiLoCo"] == pytest.approx(1.0 + 4 * RUN.elements / 3e9 / 100, abs=1e-4)
+
+
 def test_more_of_a_round_and_a_faster_link_cost_less() -> None:
     for slower, faster in zip(table(RUN), table(RUN)[2:], strict=False):
         assert all(faster[way] <= slower[way] for way in ("float32", "int8", "DiLoCo", "DiLoCo, int8"))
