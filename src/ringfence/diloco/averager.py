@@ -159,7 +159,7 @@ class DiLoCo:
         A site that is behind takes the agreed parameters and the state of the outer optimizer from the one that is furthest. It
         goes on from them with an empty inner optimizer, and contributes from the next round on; so does a site whose
         workers stopped at different steps. All others keep their inner steps. An outer step that a loss has interrupted
-        is taken now.
+        is taken now. Of sites that have taken different outer steps of the same number, those with one of them are behind.
 
         Args:
             group, site: The new groups, as in the constructor.
