@@ -198,19 +198,26 @@ def go_on_alone() -> int:
     return averaged.outer_steps
 
 
-def catches_up_without_a_step() -> int:
-    averaged = _kept[0]
-    step, averaged._step_outer = averaged._step_outer, refuse  # type: ignore[method-assign]
+def catches_up() -> tuple[int, list[int]]:
+    """Return the number of outer steps then, and those that this worker takes meanwhile."""
+    averaged, taken = _kept[0], list[int]()
+    step = averaged._step_outer
+
+    def noted() -> None:
+        step()
+        taken.append(averaged.outer_steps)
+
+    averaged._step_outer = noted  # type: ignore[method-assign]
     averaged.catch_up()
     averaged._step_outer = step  # type: ignore[method-assign]
-    return averaged.outer_steps
+    return averaged.outer_steps, taken
 
 
 def test_an_average_that_the_others_dropped_is_not_used(pool: Pool) -> None:
     """Worker 0 retries alone: another average. Worker 1, which was silent meanwhile, takes its state."""
     assert pool.check(interrupted_after, 2, args=(2, [0, 1]), renew=True) == [(0, EVERY)] * 2
     assert pool.check(go_on_alone, 2, renew=True) == [1, 0]
-    assert pool.check(catches_up_without_a_step, 2, renew=True) == [1, 1]
+    assert pool.check(catches_up, 2, renew=True) == [(1, []), (1, [])]
     results = pool.check(caught_up, 2, renew=True)
     assert [result[0] for result in results] == [results[0][0]] * 2
     assert [result[2:] for result in results] == [(1, 0)] * 2
@@ -334,7 +341,7 @@ def test_a_site_that_is_behind_takes_the_state_which_crosses_once(pool: Pool, sh
 
 
 def refuse(*_: Any) -> NoReturn:
-    raise AssertionError("this may not happen here")
+    raise AssertionError("nothing may be taken over")
 
 
 def without_a_complete_site() -> None:
