@@ -27,10 +27,6 @@ MEASUREMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("--variants", "gloo-a,gloo-b,ringfence", "--rounds", "11", "--results", RESULTS),
         ),
     ),
-    "traces": (
-        "steps predicted from traces beside measured ones",
-        (*RINGFENCE, "plan", "traces", "--quick"),
-    ),
     "record": (
         "CPU time of a training step with a record and without; a large audit and a manifest: `audit`, `manifest`",
         (*PYTHON, "tests.integration.record_cost", "step"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from scripts.page import RESULTS, costs
 from scripts.page.__main__ import filled, stale
 from scripts.page.costs import PAGES, TABLES, pictures
 from scripts.page.edition import CALLS, MACHINES, read
+from tests import measure
 
 PAGE, README, _ = PAGES
 SIZES = (4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20)
@@ -167,15 +169,25 @@ def test_every_picture_of_the_page_is_one_that_is_drawn() -> None:
     assert shown | first - {"demo"} == {figure.name for figure in pictures(read(RESULTS))}
 
 
+def _exists(words: Sequence[str], folder: Path) -> bool:
+    """Whether a command line is one that can be called: of `ringfence`, a module, or `scripts/chaos`."""
+    if words[0] == "ringfence":
+        return callable(_parser().parse_args(words[1:]).run)
+    if words[0] == "python":
+        return words[1] == "-m" and find_spec(words[2]) is not None
+    return words[0] == "scripts/chaos" and chaos_runs.arguments(words[1:]).json.parent == folder
+
+
 def test_every_step_of_the_campaign_is_a_command_that_exists(tmp_path: Path) -> None:
     for step in (step for _, steps in campaign.PARTS.values() for step in steps):
-        words = shlex.split(campaign.command_of(step, tmp_path))
-        if words[0] == "ringfence":
-            assert callable(_parser().parse_args(words[1:]).run)
-        elif words[0] == "python":
-            assert words[1] == "-m" and find_spec(words[2]) is not None
-        else:
-            assert words[0] == "scripts/chaos" and chaos_runs.arguments(words[1:]).json.parent == tmp_path
+        assert _exists(shlex.split(campaign.command_of(step, tmp_path)), tmp_path), step
+
+
+def test_every_measurement_of_the_tests_is_a_command_that_exists(tmp_path: Path) -> None:
+    for name, (_, command) in measure.MEASUREMENTS.items():
+        words = command[len(measure.PYTHON) :]
+        called = ("ringfence", *words[1:]) if words[0] == measure.RINGFENCE[-1] else ("python", "-m", *words)
+        assert _exists(called, tmp_path), name
 
 
 def test_a_campaign_is_listed_by_part(capsys: pytest.CaptureFixture[str]) -> None:
