@@ -183,6 +183,21 @@ def test_a_lost_link_waits_no_longer_than_the_outage_timeout() -> None:
     assert isinstance(engine.failure, PeerLostError)
 
 
+def test_a_lost_link_names_who_had_left_before() -> None:
+    """A worker that fails because it needed one that has left: its abort does not arrive by way of that one."""
+    world, _, _ = answered()
+    engine = world.engines[0]
+    engine.run_ready()
+    engine.departed.add(2)
+    (connection,) = world.engines[1].acceptor.pending
+    connection.close()
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    settle(world)
+    text = "worker 1 closed its connection without a goodbye, after worker 2 left the run"
+    assert isinstance(engine.failure, PeerLostError) and text in str(engine.failure)
+
+
 def test_an_expected_bye_is_no_failure_until_a_later_call() -> None:
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])

@@ -348,8 +348,9 @@ class Engine:
         def check() -> None:
             if self.unanswered() - {link.worker} and link.worker not in self.departed and self.clock() < limit:
                 self.call_later(SUSPICION_SECONDS, check)
-            elif link.worker not in self.departed:
-                self.fail(PeerLostError(text), link.worker)
+            elif link.worker not in self.departed:  # its abort does not arrive by way of a worker that has left
+                left = ", ".join(map(str, sorted(self.departed)))
+                self.fail(PeerLostError(f"{text}, after worker {left} left the run" if left else text), link.worker)
             elif link.needed:
                 self.fail(PeerLostError(f"worker {link.worker} left the run and is still needed"), link.worker)
 
