@@ -66,6 +66,13 @@ def _printed(part: str, command: str, rounds: int = 0) -> list[Step]:
 
 PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
     "latency": (2, [Step("ringfence bench latency --json --rounds {rounds}", 9, "call-latency.json")]),
+    "bounds": (
+        1,
+        [
+            Step("ringfence bench bounds --json", 0, "bounds.json"),
+            Step("ringfence bench bounds --without-vaes --json", 0, "bounds-without-vaes.json"),
+        ],
+    ),
     "collectives": (
         11,
         [

@@ -41,6 +41,7 @@ VAES: Final = {  # of CPUs whose samples do not record their features
     "Intel(R) Xeon(R) Processor": "with VAES",
     "Intel(R) Xeon(R) Processor @ 2.50GHz": "without VAES",
 }
+STATES: Final = (("one core", "alone"), ("all cores", "busy"))  # of the stages
 DIGITS: Final = 4
 
 Cases = Iterable[tuple[tuple[str, ...], Result | None]]  # the first cells of a row, and what was measured
@@ -132,8 +133,10 @@ def rates(edition: Edition) -> Iterator[tuple[tuple[str, ...], Result | None]]:
 
 
 def machines(edition: Edition, inside: bool) -> Cases:
-    """Cells of DDP's buckets in the study of machines x workers."""
+    """Cells of DDP's buckets in the study of machines x workers; between machines, with their lower bounds."""
     found = []
+    bounds = edition.bounds[""]["bounds"] if edition.bounds else ()
+    least = {(each["layout"], each["operation"]): time_text(each["seconds"]) for each in bounds}
     for each in edition.machines.results if edition.machines else ():
         case = each.case
         if case["kind"] != "collective" or PROFILED in case["variants"] or case["size"] != SIZE:
@@ -141,7 +144,11 @@ def machines(edition: Edition, inside: bool) -> Cases:
         if (case["hosts"] == 1) is inside:
             name, workers = name_of(case["operation"]), case["workers"]
             place = f"{case['hosts']} x {workers // case['hosts']}"
-            cells = (name, str(workers)) if inside else (place, RATES[case["rate"]], name)
+            cells = (
+                (name, str(workers))
+                if inside
+                else (place, RATES[case["rate"]], name, least.get((place, case["operation"]), "–"))
+            )
             key = (case["hosts"], workers, OPERATIONS.index(case["operation"]), case["rate"] or "")
             found.append((key, cells, each))
     return [(cells, each) for _, cells, each in sorted(found, key=lambda each: each[0])]
@@ -150,7 +157,7 @@ def machines(edition: Edition, inside: bool) -> Cases:
 def between(edition: Edition, place: str) -> tuple[Result, VariantResult]:
     """The all-reduce of 25 MiB over links that are not limited, between machines as in "2 x 4", and ringfence's line."""
     wanted = (place, RATES[None], "all-reduce")
-    result = next((result for cells, result in machines(edition, inside=False) if cells == wanted), None)
+    result = next((result for cells, result in machines(edition, inside=False) if cells[:-1] == wanted), None)
     line = line_of(result)
     assert result and line, f"the study of machines has no cell {wanted}"
     return result, line
@@ -283,6 +290,21 @@ def tunnels(edition: Edition) -> str:
     return table(("all-reduce", *(size_text(each.case["size"]) for each in found)), rows)
 
 
+def stage_costs(edition: Edition) -> str:
+    """Nanoseconds a byte of each stage, on one core and on all at once, and where that was measured."""
+    if not edition.bounds:
+        return "Not measured on this tree yet: `scripts/campaign bounds`."
+    first = edition.bounds[""]
+    facts = first["machine"]
+    instructions = edition.bounds if cpu(facts) == "with VAES" else {"": first}  # no others to hide
+    columns = [
+        (f"{state}{name}", found["stages"][key]) for name, found in instructions.items() for state, key in STATES
+    ]
+    rows = [(stage, *(f"{costs[stage]:.3f}" for _, costs in columns)) for stage in first["stages"]["alone"]]
+    where = f"{facts['cores']} cores of {facts['cpu']}, {cpu(facts)}; source digest `{facts['source']}`"
+    return f"{table(('CPU ns a byte', *(name for name, _ in columns)), rows)}\n\n`ringfence bench bounds`, {where}."
+
+
 def machines_circumstances(edition: Edition) -> str:
     """The machine and the date of this study, which are not those of the rest of the page."""
     assert edition.machines
@@ -320,10 +342,11 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
         ((cells, result) for cells, result in rates(edition) if cells[3] == size_text(SIZE)),
     ),
     "stages": stages,
+    "stage-costs": stage_costs,
     "memory": memory,
     "machines-circumstances": machines_circumstances,
     "machines-between": lambda edition: compared(
-        ("machines x workers", "rate", "collective"),
+        ("machines x workers", "rate", "collective", "at least"),
         (*TIMES, "Gloo, sent", "ringfence, sealed"),
         machines(edition, inside=False),
     ),

@@ -16,6 +16,7 @@ from ringfence_lab.bench.samples import FILE
 
 SEALED: Final = "ringfence"
 CALLS: Final = "call-latency.json"
+BOUNDS: Final = {"": "bounds.json", ", without VAES": "bounds-without-vaes.json"}
 MACHINES: Final = "machines"  # the folder of the study of machines x workers
 
 
@@ -29,6 +30,9 @@ class Edition:
     results: list[Result] = field(default_factory=list)
     memory: list[memory.MemoryResult] = field(default_factory=list)
     calls: Mapping[str, Any] = field(default_factory=dict)  # what `ringfence bench latency --json` printed
+    bounds: dict[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # of `ringfence bench bounds --json`, by instructions
     machines: Edition | None = None  # of the study of machines x workers, which has a machine and a date of its own
 
     def collective(
@@ -67,6 +71,9 @@ def read(folder: Path) -> Edition:
     edition = _read([folder / FILE])
     if (folder / CALLS).exists():
         edition.calls = json.loads((folder / CALLS).read_text())
+    edition.bounds = {
+        name: json.loads((folder / file).read_text()) for name, file in BOUNDS.items() if (folder / file).exists()
+    }
     if cells := sorted((folder / MACHINES / "raw").glob("*.jsonl")):
         edition.machines = _read(cells)
     return edition

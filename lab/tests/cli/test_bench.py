@@ -239,3 +239,15 @@ def test_interrupted_between_limited_hosts_it_leaves_its_samples_and_nothing_els
     assert len(rounds) >= 3
     assert rounds[0]["case"]["rate"] == "1gbit"
     assert rounds[0]["case"]["burst"] == 256 << 10
+
+
+def test_bounds_name_each_layout_and_what_they_rest_on() -> None:
+    done = ringfence("bench", "bounds", "--layouts", "2x1,1x2", "--size", "1MiB", "--json", timeout=HANG)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["machine"]["source"] and found["stages"]["busy"]["seal"] > 0
+    sealed, shared = (
+        next(each for each in found["bounds"] if (each["layout"], each["operation"]) == (layout, "all_reduce"))
+        for layout in ("2 x 1", "1 x 2")
+    )
+    assert sealed["seconds"] > shared["seconds"] > 0 == shared["shares"]["seal"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
 from ringfence.errors import ConfigurationError
-from ringfence_lab.bench import names, netns, tunnels
+from ringfence_lab.bench import bounds, names, netns, tunnels
 from ringfence_lab.bench.units import bytes_of
 from ringfence_lab.cli import bench_admission, bench_link
 from ringfence_lab.study.blocks import name_of
@@ -71,6 +71,18 @@ examples:
   ringfence bench latency --json > call-latency.json
 """
 
+BOUNDS_DESCRIPTION = """\
+Measure the CPU time for a byte of sealing, opening, sending, receiving, adding and copying on this machine, alone and with all
+cores busy. From these and the schedules follows how long a collective takes at least, whatever the code between them does.
+"""
+
+BOUNDS_EXAMPLES = """\
+examples:
+  ringfence bench bounds
+  ringfence bench bounds --layouts 4x1,2x4 --size 100MiB
+  ringfence bench bounds --without-vaes                  as on an older CPU
+"""
+
 MEMORY_DESCRIPTION = """\
 The most memory that an all-reduce takes beyond the tensor itself, for each worker and for each of its links.
 """
@@ -95,6 +107,17 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_folder(memory, rounds=3)
     latency = _add(kinds, "latency", run_latency, "single calls", LATENCY_EXAMPLES, LATENCY_DESCRIPTION)
     _add_rounds(latency, rounds=15)
+    least = _add(kinds, "bounds", run_bounds, "stages, and lower bounds", BOUNDS_EXAMPLES, BOUNDS_DESCRIPTION)
+    least.add_argument("--size", type=bytes_of, default=25 << 20, metavar="SIZE", help="default: 25MiB")
+    _add_list(
+        least,
+        "--layouts",
+        bounds.layout_of,
+        ",".join(f"{each.machines}x{each.workers}" for each in bounds.LAYOUTS),
+        "MACHINESxWORKERS",
+    )
+    least.add_argument("--without-vaes", action="store_true", help="hide these instructions from OpenSSL")
+    least.add_argument("--json", action="store_true", help="print the results as JSON")
     bench_link.add_to(kinds)
     bench_admission.add_to(kinds)
 
@@ -300,6 +323,15 @@ def run_latency(options: argparse.Namespace) -> int:
     results, facts = latency.measure(options.rounds), machine.facts()
     about = {"command": "ringfence bench latency", "date": machine.now(), "machine": facts, "rounds": options.rounds}
     return _print(options, {**about, "sizes": results}, latency.results_text(results))
+
+
+def run_bounds(options: argparse.Namespace) -> int:
+    """Run `ringfence bench bounds`."""
+    from ringfence_lab.bench import machine
+
+    requirements.torch_here("bench bounds")
+    found = bounds.document(options.size, options.layouts, vaes=not options.without_vaes)
+    return _print(options, {"machine": machine.facts(), **found}, bounds.results_text(found))
 
 
 def _prepare_workers() -> None:
