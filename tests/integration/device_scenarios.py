@@ -17,18 +17,17 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from ringfence.backend import base
 from ringfence.backend import work as work_module
 from ringfence.backend.work import RingfenceWork
 from ringfence.cli.selftest import order
 from ringfence.cli.selftest.device import KERNEL_SECONDS, Setting
 from ringfence.cli.selftest.order import full, holds, total
-from ringfence.collectives import Collective, Passes, Thresholds, passes, selection
+from ringfence.collectives import chooser, passes
 from ringfence.device import collective, slots, transfer
 from ringfence.device.call import StagedCall
 from ringfence.device.collective import StagedCollective
 from ringfence.device.device_thread import thread_of
-from ringfence.machines import Machines
+from ringfence.machines import within
 from ringfence_lab import accelerator
 from tests import device
 
@@ -126,18 +125,17 @@ FAULTS: dict[str, tuple[Any, str, Any, tuple[str, ...]]] = {  # where it is left
 def small_slots() -> Iterator[None]:
     """Three slots of 256 KiB, so that calls take many passes, which channels share. For a device without used slots."""
 
-    real = selection.divide
-
-    def divide(kind: Collective, size: int, longest: int, table: Thresholds, machines: Machines) -> Passes:
-        return real(kind, size, longest, replace(table, channel_bytes=256 << 10), machines)
-
+    group = dist.group.WORLD
+    context, table = group._session.engine.context, group._session.engine.table
+    table = replace(table, channel_bytes=256 << 10)
+    choice = chooser(group.size(), group.rank(), table, within(context.machines, group._ranks))
     with (
         mock.patch.object(slots, "SLOT_BYTES", 256 << 10),
         mock.patch.object(slots, "SLOTS", 3),
         mock.patch.object(collective, "SLOT_BYTES", 256 << 10),
         mock.patch.object(transfer, "_SEGMENTS_PER_PIECE", 1),
         mock.patch.object(passes, "PASS_BYTES", 256 << 10),
-        mock.patch.object(base, "divide", divide),
+        mock.patch.object(group, "_choice", choice),
     ):
         yield
 

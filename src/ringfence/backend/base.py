@@ -17,7 +17,7 @@ from ringfence.backend import ranges
 from ringfence.backend.binding import CallMemory, bytes_of, dtype_code, reduction_of
 from ringfence.backend.default_backend import register_default_backend
 from ringfence.backend.work import RingfenceWork
-from ringfence.collectives import Buffer, Collective, Passes, Schedule, choose, divide
+from ringfence.collectives import Buffer, Collective, Passes, Schedule, chooser
 from ringfence.dataplane.buffers import as_bytes
 from ringfence.dataplane.request import CollectiveRequest, Request, first_check
 from ringfence.device.call import Reports, caller_event
@@ -59,7 +59,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._communicator = functools.cache(lambda: engine.add_communicator(self._wire_name, ranks))
         self._group_rank = ranks.index(engine.rank)
         self._group_size = len(ranks)
-        self._machines = within(engine.context.machines, ranks)
+        machines = within(engine.context.machines, ranks)
+        self._choice = chooser(self._group_size, self._group_rank, engine.table, machines)
         self._holds_session = holds_session
         if holds_session:
             session.hold()
@@ -159,9 +160,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     def _seconds(self, options: Any) -> float:
         """The timeout of a call in seconds."""
         timeout = getattr(options, "timeout", None)
-        if timeout is None or timeout.total_seconds() <= 0:
-            timeout = self._timeout
-        return float(timeout.total_seconds())
+        seconds = 0.0 if timeout is None else timeout.total_seconds()
+        return float(seconds if seconds > 0 else self._timeout.total_seconds())
 
     def _submit(
         self,
@@ -183,15 +183,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         dtype = torch.uint8 if first is None else first.dtype
         code, combine, average = reduction_of(reduction, dtype) if reduction is not None else (0, None, False)
         engine, size = self._session.engine, self._group_size
-        passes = divide(kind, size, _longest(kind, size, parts), engine.table, self._machines)
-        whole = set(map(len, parts.values())) <= {1}
-        schedule = choose(
-            *(kind, size, self._group_rank, root, nbytes, engine.table),
-            average=average,
-            even=even,
-            adjacent=even if stage.device is not None else whole and passes.number == 1,  # a pass in a slot is
-            machines=self._machines,
-        )
+        whole, longest = set(map(len, parts.values())) <= {1}, _longest(kind, size, parts)
+        schedule, passes = self._choice(kind, root, nbytes, longest, average, even, whole, stage.device is not None)
         call = Call(kind, code, dtype_code(dtype), schedule.identifier, root, elements)
         timeout, now = self._seconds(options), engine.clock()
         if stage.device is None:

@@ -76,14 +76,14 @@ class CallMemory:
             tensor = tensor.trigger_wait()
         plain = tensor.detach()
         dtype = self._dtype or plain.dtype
-        if plain.device.type != "cpu":
+        if not plain.is_cpu:
             return self._bind_device(plain, reads, writes, dtype)
         if self.device is not None:
             raise _several_devices(self.device, plain.device)
         self._on_host = True
         own = plain.is_contiguous() and dtype is plain.dtype and not (plain.is_conj() or plain.is_neg())
         if own and not (reads and self._share > 1):
-            return plain.view(-1)
+            return plain if plain.dim() == 1 else plain.view(-1)
         memory = torch.empty(plain.shape, dtype=dtype, device="cpu")
         lease = _lease(plain)
         if reads:
@@ -149,8 +149,7 @@ def _copy(copies: list[Copy], share: int = 1) -> None:
 def _check(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise UnsupportedError(f"only all_reduce supports sparse tensors; this one has layout {tensor.layout}")
-    device = tensor.device.type
-    if device != "cpu" and device != _accelerator():
+    if not tensor.is_cpu and tensor.device.type != _accelerator():
         raise UnsupportedError(
             f"ringfence moves tensors of the CPU and of the current accelerator; this one is on {tensor.device}. "
             "Copy it to the CPU first (tensor.cpu())."
@@ -195,7 +194,11 @@ def same_layout(tensors: Sequence[torch.Tensor], equal: bool = False) -> None:
 
 def reduction_of(operation: Any, dtype: torch.dtype) -> tuple[int, Callable[..., Any], bool]:
     """The code on the wire, the function, and whether the sum is divided by the group's size afterwards."""
-    name = _reduction_name(operation)
+    return _reduction(_reduction_name(operation), dtype)
+
+
+@functools.cache
+def _reduction(name: str, dtype: torch.dtype) -> tuple[int, Callable[..., Any], bool]:
     if (dtype in _CODES and DTYPES[_CODES[dtype]] in _NOT_REDUCED) or str(dtype).startswith("torch.float8"):
         raise UnsupportedError(f"{dtype} cannot be reduced; convert the tensor first")
     if name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):

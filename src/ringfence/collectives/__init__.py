@@ -12,10 +12,11 @@ counts.py                               what a collective costs one worker: roun
 
 from ringfence.collectives.passes import Passes
 from ringfence.collectives.schedule import Action, Buffer, Collective, Dependency, Place, Schedule, Step
-from ringfence.collectives.selection import ScheduleId, Thresholds, build, choose, divide
+from ringfence.collectives.selection import ScheduleId, Thresholds, build, choose, chooser, divide
 
 __all__ = [
     "choose",
+    "chooser",
     "build",
     "divide",
     "Passes",

@@ -205,6 +205,23 @@ def choose(
     return build(chosen, size, rank, root, average, even, machines, adjacent)
 
 
+def chooser(size: int, rank: int, table: Thresholds, machines: Machines) -> Callable[..., tuple[Schedule, Passes]]:
+    """Return what chooses schedule and passes of a group's calls, and remembers them: training repeats a few calls."""
+
+    @lru_cache(maxsize=512)
+    def choice(
+        kind: Collective, root: int, bytes_: int, longest: int, average: bool, even: bool, whole: bool, staged: bool
+    ) -> tuple[Schedule, Passes]:
+        """`whole`: each buffer is one tensor, whose parts follow each other in one pass. If `staged`, they do in every pass."""
+        found = divide(kind, size, longest, table, machines)
+        adjacent = even if staged else whole and found.number == 1
+        return choose(
+            *(kind, size, rank, root, bytes_, table), average=average, even=even, adjacent=adjacent, machines=machines
+        ), found
+
+    return choice
+
+
 # What large tensors with a root use if members share machines. In shared memory one copy serves all that read it.
 _ON_MACHINES: Final = {
     ScheduleId.BROADCAST_CHAIN: ScheduleId.BROADCAST_TWO_LEVELS,

@@ -196,6 +196,7 @@ class CollectiveRequest(Request):
         "dtype",
         "next_pass",
         "pass_staging",
+        "passes",
         "program",
         "running",
         "tensors",
@@ -221,17 +222,13 @@ class CollectiveRequest(Request):
         self.next_pass = 0
         self.running = 0
         self.pass_staging: PassCopies | None = None
+        self.passes = passes.number
         self._passes = passes
         self._extents: list[tuple[bool, int, int]] | None = None
 
     def stage(self, staging: PassCopies) -> None:
         """Take the memory of the passes from a device."""
         self.staging = self.pass_staging = staging
-
-    @property
-    def passes(self) -> int:
-        """The number of passes."""
-        return self._passes.number
 
     def channel(self, index: int) -> int:
         """Return the channel that executes a pass."""

@@ -162,7 +162,7 @@ class Communicator:
             request = self._waiting[0]
             index = request.next_pass
             if not index:
-                if self._shares_memory(request):
+                if self._active and self._shares_memory(request):
                     return
                 if request.copy_in is not None:
                     request.copy_in()
@@ -202,7 +202,8 @@ class Communicator:
                 request.pass_staging.pass_done(index)  # completes the request after the last copy
             elif not request.running and request.next_pass == request.passes:
                 self.context.events.finish(request)
-            self.context.events.call_soon(self._start_passes)
+            if self._waiting:
+                self.context.events.call_soon(self._start_passes)
 
         work = Pass(
             sequence=request.sequence,

@@ -189,7 +189,7 @@ class Engine:
     def submit(self, communicator: Communicator, request: CollectiveRequest) -> None:
         """Start a collective, after those submitted before it."""
         if self._accepts(communicator, request):
-            self.guard(lambda: communicator.submit(request), -1)
+            self.guard(partial(communicator.submit, request), -1)
 
     def send(self, communicator: Communicator, transfer: Transfer, peer: int) -> None:
         """Start a send to a rank of the communicator."""
@@ -299,11 +299,13 @@ class Engine:
 
     def busy(self) -> bool:
         """Return whether the engine waits for the network or for time to pass."""
-        return bool(self.requests.unfinished or self.ready or self.blocked or self.acceptor.pending or self._timers)
+        return bool(
+            self.requests.unfinished or self.ready or self.blocked or self.acceptor.pending or self._timers.waiting
+        )
 
     def next_deadline(self) -> float:
         """Return when `expire` has something to do."""
-        if not self.acceptor.pending and not self._timers:
+        if not self.acceptor.pending and not self._timers.waiting:
             return self.requests.next_check
         moments = [self.requests.next_check, self._timers.next_deadline()]
         moments.extend(connection.deadline for connection in self.acceptor.pending)
@@ -312,7 +314,8 @@ class Engine:
     def expire(self) -> None:
         """Call due timers, close silent pending connections, warn of long waits, and fail on an overdue request."""
         now = self.clock()
-        self.acceptor.expire(now)
+        if self.acceptor.pending:
+            self.acceptor.expire(now)
         for work in self._timers.take_due(now):
             self.call_soon(work)
         if self.requests.next_check <= now and self.failure is None:
