@@ -34,7 +34,6 @@ from tests.pool import Pool, values
 EXAMPLE = Path(__file__).parents[2] / "examples" / "across_regions" / "train.py"
 VARIANTS = ("long link", "no limit", "DDP")
 HELD_OUT = 0.1  # of the text, for the loss
-SAMPLES = 16  # of a worker and step
 RATE, WARM_UP = 2e-3, 50  # of the inner optimizer, which falls with a cosine to a tenth
 SECONDS = 3600.0
 
@@ -105,7 +104,7 @@ def take(steps: int) -> float:
         for entry in inner.param_groups:
             entry["lr"] = learning_rate(step)
         inner.zero_grad()
-        loss_of(_training["called"], *texts(torch.randint(end, (SAMPLES,), generator=draw))).backward()
+        loss_of(_training["called"], *texts(torch.randint(end, (_training["samples"],), generator=draw))).backward()
         began = time.monotonic()
         inner.step()
         _training["step"] += 1
@@ -127,6 +126,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--every", type=int, default=120)
     parser.add_argument("--before", type=int, default=360)
+    parser.add_argument("--samples", type=int, default=16, help="of a worker and step")
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--delay", type=seconds_of, default=0.1, help="one way")
     parser.add_argument("--int8", action="store_true")
@@ -168,7 +168,7 @@ def main() -> None:
 def report(options: argparse.Namespace, elements: int, taken: dict[str, Any], results: dict[str, Any]) -> None:
     print(
         f"{elements:,} parameters, trained for {options.before} steps before, {options.rounds} rounds of {options.every} "
-        f"steps, {SAMPLES} samples a worker and step, "
+        f"steps, {options.samples} samples a worker and step, "
         f"{'int8' if options.int8 else 'float32'}; {options.rate}, {options.delay * 1e3:g} ms one way"
     )
     for variant in VARIANTS:
