@@ -30,9 +30,7 @@ class Edition:
     results: list[Result] = field(default_factory=list)
     memory: list[memory.MemoryResult] = field(default_factory=list)
     calls: Mapping[str, Any] = field(default_factory=dict)  # what `ringfence bench latency --json` printed
-    bounds: dict[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # of `ringfence bench bounds --json`, by instructions
+    bounds: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of `bench bounds --json`, by instructions
     machines: Edition | None = None  # of the study of machines x workers, which has a machine and a date of its own
 
     def collective(

@@ -97,6 +97,5 @@ def on_post_build(config: MkDocsConfig) -> None:
         script.write_text(_HOSTS_IN_THE_THEME.sub("about:blank", script.read_text()))
     for source_map in Path(config.site_dir).rglob("*.map"):
         source_map.unlink()
-    shutil.rmtree(
-        Path(config.site_dir) / "assets/javascripts/lunr"
-    )  # the search in languages that the site does not have
+    # The search in languages that the site does not have.
+    shutil.rmtree(Path(config.site_dir) / "assets/javascripts/lunr")

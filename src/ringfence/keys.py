@@ -85,9 +85,7 @@ ROUND_SECONDS: Final = 600.0  # until a round must have formed
 CALL_BYTES: Final = 16 << 20  # of a call to the store, and of each of its parts
 CALL_PARTS: Final = 1 << 16
 CALL_LIMIT_MILLISECONDS: Final = 30 * 86400 * 1000  # that a call may wait
-PRIVATE_SUM_BLOCK_BYTES: Final = (
-    256 * 1024
-)  # of a contribution that is masked at a time, so that it stays in the L2 cache
+PRIVATE_SUM_BLOCK_BYTES: Final = 256 << 10  # of a contribution that is masked at a time, to stay in the L2 cache
 PRIVATE_SUM_CALLS: Final = 1 << 48  # of a group, each with mask keys of its own
 PRIVATE_SUM_BYTES: Final = 1 << 40  # of a contribution: 2**36 blocks of AES under a key
 STREAM_SEGMENT_BYTES: Final = 1 << 20  # of a sealed file, with its tag; the first one includes the header

@@ -155,9 +155,8 @@ class Policy(PolicyTerms):
     """The verifiers, any one of which admits a worker. A rule with several proofs is a `bundle.BundleVerifier`."""
 
     verifiers: tuple[Verifier, ...]
-    members: tuple[
-        str, ...
-    ] = ()  # of private sums: whose workers each verifier admits; "" for none. Empty: no rule has one
+    # Of private sums: whose workers each verifier admits; "" for none. Empty: no rule has one.
+    members: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> tuple[int, ...]:

@@ -94,9 +94,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_on_file(options: argparse.Namespace) -> int:
-    from ringfence.config.private_files import (
-        read_content,
-    )  # imported here, so that `doctor` starts without cryptography
+    # Imported here, so that `doctor` starts without cryptography.
+    from ringfence.config.private_files import read_content
     from ringfence.keys import RECORD_BYTES, RECORD_PROVENANCE
     from ringfence.record import envelope, provenance, selftest, signing_key, statement
 

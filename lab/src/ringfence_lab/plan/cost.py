@@ -83,9 +83,8 @@ def collective_cost(
     heaviest = max(loads, key=lambda each: sum(each.terms(spent, variant).values()))
     cpu = mean.terms(spent, variant)
     cores = min(max(1.0, hardware["node", "cores"]), together * threads)
-    waits = (
-        spent.idle**at_once if alike else 0.0
-    )  # in a tree bytes flow in one direction: no worker waits for an answer
+    # In a tree bytes flow in one direction: no worker waits for an answer.
+    waits = spent.idle**at_once if alike else 0.0
     at_work = 1 - waits ** max(1.0, together / cores)  # a core rests while all its workers wait
     bounds: dict[str, Terms] = {
         "thread": scaled(heaviest.thread(spent, variant, threads), 1 / (1 - waits)),
@@ -205,9 +204,8 @@ def _message(
     between = 1 + (spent.between - 1) * (machine > 0)
     sharing = max(0.0, together / max(1.0, hardware["node", "cores"]) - 1)
     sealing, adding = chain_shares(identifier, variant.forwards, size)
-    turns = (
-        1.5 if identifier.name.endswith("_TREE") and size > 2 else 1.0
-    )  # of a parent's two children one is served second
+    # Of a parent's two children in a tree one is served second.
+    turns = 1.5 if identifier.name.endswith("_TREE") and size > 2 else 1.0
     one = {
         "per-message overhead": turns * 2 * (sealed * spent.message + near * near_message),
         "latency": far * hardware["network", "latency"] + spent.switch * sharing,

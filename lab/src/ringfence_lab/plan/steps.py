@@ -188,9 +188,7 @@ def overlapped(hardware: Hardware, variant: Variant, made: StepCost, workers: in
         return replace(made, seconds=made.compute + made.exposed * (fitted["tail"] if fitted else 1.0))
     together = min(workers, max(1, int(hardware["node", "workers"])))
     cores = max(1.0, hardware["node", "cores"])
-    computing = (
-        made.compute * min(1.0, cores / together) * together
-    )  # core seconds of the node: `compute` is as it was met
+    computing = made.compute * min(1.0, cores / together) * together  # core seconds of the node
     talking = made.communication.cpu * together * (fitted["beside"] if fitted else 1.0)
     return replace(made, seconds=max(made.seconds, (computing + talking) / cores))
 
