@@ -26,6 +26,17 @@ if dist.get_rank() == 1:
 dist.all_reduce(torch.ones(1))
 """
 
+# As torch writes it, by a worker that another one's failure ends at that moment.
+CUT_SHORT = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("ringfence")
+dist.all_reduce(torch.ones(1))
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        file.write('{"message": ')
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 def test_every_node_learns_what_failed(tmp_path: Path) -> None:
     """The second worker is killed, and in the next round it raises. The first one, on another node, only loses its peer."""
@@ -48,3 +59,17 @@ def test_every_node_learns_what_failed(tmp_path: Path) -> None:
     finally:
         for node in nodes:
             node.kill()
+
+
+def test_workers_start_again_if_one_was_ended_while_it_wrote_its_error(tmp_path: Path) -> None:
+    """torchrun reads what it has written, and fails itself if that is no JSON."""
+    new_secret_file(tmp_path / "secret")
+    (tmp_path / "train.py").write_text(CUT_SHORT)
+    env = {**environment(tmp_path), "RINGFENCE_SECRET_FILE": str(tmp_path / "secret")}
+    run = [sys.executable, "-m", "ringfence.cli", "run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    node = Node([*run, str(tmp_path / "train.py")], env)
+    try:
+        assert node.end() == 0, "\n".join(node.lines)
+        assert node.matches(r"failed \(exitcode: -9\)"), "\n".join(node.lines)
+    finally:
+        node.kill()

@@ -1,14 +1,16 @@
-"""torchrun's agent with five changes: a round that ends while it forms is tried again; a node whose workers have succeeded
-waits for the others, to start its workers again if theirs fail; workers end with the agent; they may join the next round in
-place; and spares may take their places.
+"""torchrun's agent with six changes: a round that ends while it forms is tried again; a node whose workers have succeeded
+waits for the others, to start its workers again if theirs fail; workers end with the agent; one that was ended while it wrote
+why it failed has said nothing; workers may join the next round in place; and spares may take their places.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
@@ -123,7 +125,7 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._start_spares()
         if self._succeeded is None:
-            result = super()._monitor_workers(worker_group)
+            result = self._result_of(worker_group)
             if result.state is WorkerState.HEALTHY:
                 return RunResult(state=self._let_rejoin(worker_group))
             if result.state is not WorkerState.SUCCEEDED:
@@ -135,6 +137,29 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
         if worker_group.spec.rdzv_handler.is_finished:
             return self._succeeded
         return RunResult(state=WorkerState.HEALTHY)  # torchrun then asks whether the round has ended
+
+    def _result_of(self, worker_group: WorkerGroup) -> RunResult:
+        """Return what has become of the workers. torchrun itself fails on an error file that was not written to its end."""
+        while True:
+            try:
+                return super()._monitor_workers(worker_group)
+            except json.JSONDecodeError:
+                if not self._remove_partial_error_files():
+                    raise
+
+    def _remove_partial_error_files(self) -> bool:
+        """Remove error files that nobody completes, since their workers have ended. Return whether there were any."""
+        found = False
+        for local_rank, handler in self._pcontext.subprocess_handlers.items():
+            path = Path(self._pcontext.error_files[local_rank])
+            if handler.proc.poll() is None or not path.is_file():
+                continue
+            try:
+                json.loads(path.read_text())
+            except json.JSONDecodeError:
+                path.unlink()
+                found = True
+        return found
 
     def _let_rejoin(self, worker_group: WorkerGroup) -> WorkerState:
         """Join the next round for workers that wait for it in place, once all of this node do. Return their state.
