@@ -79,8 +79,8 @@ class FixedPoint:
         for block, target in zip(values.split(size), out.split(size), strict=True):
             steps = block
             if rounded is not None:
-                steps = rounded[: block.numel()].copy_(block)
-                steps.mul_(2.0**self.exponent).round_()
+                steps = rounded[: block.numel()]
+                torch.mul(block.to(rounded.dtype), 2.0**self.exponent, out=steps).round_()
             if block.numel():
                 least, most = (each.item() for each in torch.aminmax(steps))
                 if not (-self.largest <= least and most <= self.largest):  # also a value that is not a number
@@ -89,9 +89,14 @@ class FixedPoint:
         return out, True
 
     def decode(self, total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the sum of what `encode` made, as a tensor of another dtype."""
+        """Return the sum of what `encode` made, as a tensor of another dtype. If its values fit there, it takes the memory."""
         if dtype in INTEGERS:
             return total.to(dtype)
+        if dtype.itemsize == total.itemsize:
+            found, size = total.view(dtype), keys.PRIVATE_SUM_BLOCK_BYTES // dtype.itemsize
+            for block, target in zip(total.split(size), found.split(size), strict=True):
+                target.copy_(block.to(dtype).mul_(2.0**-self.exponent))
+            return found
         if dtype in (torch.float32, torch.float64):
             return total.to(dtype).mul_(2.0**-self.exponent)
         return total.to(torch.float64).mul_(2.0**-self.exponent).to(torch.float32).to(dtype)
