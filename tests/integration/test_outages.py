@@ -34,7 +34,8 @@ LARGE = 1 << 24  # elements: more than the kernel's buffers hold
 
 
 PAUSE = 1.0  # seconds between two retransmissions at most, so that a run resumes soon
-RTO_OFFSET = 8  # in struct tcp_info, in microseconds
+RETRANSMITS_OFFSET = 2  # in struct tcp_info: of what is in flight
+RTO_OFFSET = 8  # in microseconds
 RTO_MAX_MS = 44  # an option of TCP from Linux 6.15 on; older kernels double the pause
 
 
@@ -110,9 +111,13 @@ def watch_connections(folder: str) -> None:
 
 
 def retransmission_pause(stream: socket.socket) -> float:
-    """Return the seconds until TCP sends again what was not answered."""
+    """Return the seconds until TCP sends again what it has sent again already; 0 if it has not.
+
+    Before, it waits as long as answers took: seconds, if a packet lay in a queue during the last outage.
+    """
     raw = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RTO_OFFSET + 4)
-    return struct.unpack_from("=I", raw, RTO_OFFSET)[0] / 1e6
+    pause: int = struct.unpack_from("=I", raw, RTO_OFFSET)[0]
+    return pause / 1e6 if raw[RETRANSMITS_OFFSET] else 0.0
 
 
 def can_limit_pauses() -> bool:
