@@ -21,8 +21,11 @@ SCRIPT = ("-m", "tests.integration.diloco_training")
 ENDLESS = 100_000  # rounds
 
 
-def shape(workers: int, rounds: int = ENDLESS) -> Shape:
-    return Shape("ringfence", 2, workers, min_nodes=1, steps=rounds, restarts=20, flags=("--rejoin",), script=SCRIPT)
+def shape(workers: int, rounds: int = ENDLESS, least: int = 1) -> Shape:
+    """A training that begins and goes on with at least so many sites."""
+    return Shape(
+        "ringfence", 2, workers, min_nodes=least, steps=rounds, restarts=20, flags=("--rejoin",), script=SCRIPT
+    )
 
 
 class Distant(Nodes):
