@@ -102,7 +102,9 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("flags", [(), ("-u",), ("-P",), ("-I",), ("-IS",), ("-u", "-B", "-E")], ids="".join)
-@pytest.mark.parametrize("kind", ["code", "module", "script"])
+@pytest.mark.parametrize(
+    "kind", ["code", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("module", "script"))]
+)
 def test_a_program_sees_the_same(both: Both, script: Path, kind: str, flags: tuple[str, ...]) -> None:
     program = {"code": ("-c", REPORT), "module": ("-m", "report"), "script": ("report.py",)}[kind]
     environ = {**os.environ, "PYTHONPATH": str(script.parent), "TMPDIR": str(script.parent), "A": "b"}

@@ -21,6 +21,8 @@ from tests.limits import FAR, FAR_OUTAGE, HANG
 from tests.pool import IN_SHARED_MEMORY, Pool, values
 
 pytestmark = pytest.mark.processes
+# test_forwarded.py has the data plane in Python in the gate, in memory
+PLANES = pytest.mark.parametrize("plane", ["compiled", pytest.param("python", marks=pytest.mark.nightly)])
 
 WORLD = 4
 PATH, HELPER = (0, 1), 3  # worker 0 sends to worker 1, and worker 3 knows the group's keys
@@ -98,7 +100,7 @@ CASES = {
 
 
 @pytest.mark.promise("A member can alter what others of its group forward, if it can also change bytes on the wire.")
-@pytest.mark.parametrize("plane", ["compiled", "python"])
+@PLANES
 @pytest.mark.parametrize("case", ["a chain", "shared memory"])
 def test_a_member_off_the_path_rewrites_a_broadcast(pool: Pool, plane: str, case: str) -> None:
     """A limitation of the default, not a promise."""
@@ -112,7 +114,7 @@ def test_a_member_off_the_path_rewrites_a_broadcast(pool: Pool, plane: str, case
 
 
 @pytest.mark.promise('With `forwarded = "every_hop"`, only workers on its path can alter what is forwarded.')
-@pytest.mark.parametrize("plane", ["compiled", "python"])
+@PLANES
 @pytest.mark.parametrize("case", CASES)
 def test_a_broadcast_is_not_rewritten_if_every_hop_authenticates(
     pool: Pool, tmp_path: Path, plane: str, case: str

@@ -157,8 +157,8 @@ def test_the_attack_runs_no_code_in_ringfence_run(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_hostile_messages_disturb_no_admitted_agent(full: bool) -> None:
-    """3,000 messages, or 100,000 with --full."""
-    messages = 100_000 if full else 3_000
+    """2,000 messages, or 100,000 with --full."""
+    messages = 100_000 if full else 2_000
     command = [sys.executable, "-m", "tests.attack.launch_attacks", "--messages", str(messages)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

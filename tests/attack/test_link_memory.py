@@ -18,7 +18,7 @@ from tests.attack.memory_attacks import PASS, SEGMENT, Outcome, Scenario, run_tr
 from tests.attack.trials import KINDS
 from tests.attack.wire_messages import Kind
 
-TRIALS = 1_000
+TRIALS = 500
 ALL_TRIALS = 100_000
 SCENARIOS = 150
 

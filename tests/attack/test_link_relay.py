@@ -72,7 +72,9 @@ class Trials:
 @pytest.mark.promise("No attack on a link delivers a wrong result, leaves unauthenticated data in a tensor, or hangs.")
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("policy", ["", EVERY_HOP], ids=["by the origin", "by every hop"])
+@pytest.mark.parametrize(
+    "policy", ["", pytest.param(EVERY_HOP, marks=pytest.mark.nightly)], ids=["by the origin", "by every hop"]
+)
 def test_no_attack_between_processes_gives_a_wrong_result_or_hangs(
     pool: Pool, policy: str, full: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def test_every_check_passes_on_the_simulated_device(tmp_path: Path) -> None:
     assert str(tmp_path) not in content
 
 
+@pytest.mark.nightly  # test_device_order.py leaves out every wait in the gate
 @pytest.mark.usefixtures("find_tests")
 def test_a_wait_that_is_left_out_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     """On a device in confidential mode, which is detected as well."""

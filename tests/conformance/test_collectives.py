@@ -132,7 +132,7 @@ def test_every_known_difference_occurs() -> None:
     assert all(any(difference(case) is entry for case in cases) for entry in DIFFERENCES)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [pytest.param(n, marks=pytest.mark.nightly) if n in (4, 6, 7) else n for n in WORLDS])
 def test_pairwise(pool: Pool, backend: str, world: int) -> None:
     # Cases that Gloo refuses on some ranks only (an empty view is contiguous) would disturb the following ones.
     cases = [(n, c) for n, c in PAIRWISE if c.world == world and (backend != "gloo" or difference(c) is None)]

@@ -19,6 +19,7 @@ def test_a_killed_site_comes_back_and_takes_what_the_other_has_learnt(tmp_path: 
     assert min(alone, together) > 0.0
 
 
+@pytest.mark.nightly  # test_launch_outages.py has one in the gate
 def test_a_short_outage_changes_nothing(tmp_path: Path) -> None:
     """Both sites say that the other does not answer, and go on in one session, to the end."""
     with Hosts() as hosts, Distant(hosts, shape(1, 6, least=2), tmp_path, "RINGFENCE_OUTAGE_TIMEOUT=600") as nodes:

@@ -31,7 +31,10 @@ def add() -> float:
     return tensor[0].item()
 
 
-@pytest.mark.parametrize(("name", "host"), [("four.example", "127.0.0.1"), ("six.example", "::1")])
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [("four.example", "127.0.0.1"), pytest.param("six.example", "::1", marks=pytest.mark.nightly)],
+)
 def test_a_worker_is_dialled_by_its_name(pair: Pool, name: str, host: str) -> None:
     port = ports.port()
     named = {

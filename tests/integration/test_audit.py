@@ -70,7 +70,7 @@ def collected(folder: Path, *machines: Path) -> Path:
 
 
 @pytest.mark.promise("`ringfence audit --claims` names each log, session or claim that a record does not show.")
-@pytest.mark.parametrize("by", ["certificate", "secret"])
+@pytest.mark.parametrize("by", ["certificate", pytest.param("secret", marks=pytest.mark.nightly)])
 def test_every_claim_of_a_run_with_a_kill_and_a_rejoin(hosts: Hosts, tmp_path: Path, by: str) -> None:
     site, place, corpus = Site(tmp_path), tmp_path / "checkpoints", tmp_path / "corpus"
     for folder in (place, corpus):
@@ -126,6 +126,7 @@ def test_every_claim_of_a_run_with_a_kill_and_a_rejoin(hosts: Hosts, tmp_path: P
     assert ringfence("audit", "record", "--claims", "claims.toml", folder=tmp_path, python=python).returncode == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.real_start
 def test_the_example_for_auditors(tmp_path: Path) -> None:
     done = subprocess.run(

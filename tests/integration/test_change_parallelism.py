@@ -59,6 +59,7 @@ def tensors(state: dict[str, Any], prefix: str = "") -> list[tuple[str, torch.Te
     return found
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_in_another_layout_after_a_loss(tmp_path: Path) -> None:
     undisturbed = trained(tmp_path / "undisturbed", STEPS)
     assert BEGUN.findall(undisturbed) == [("4 x 1", "0")]

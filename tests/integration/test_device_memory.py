@@ -254,6 +254,7 @@ def growth_of(early: Sequence[int], late: Sequence[int]) -> int:
     return int(statistics.median(late) - statistics.median(early))
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_random_collectives_leave_no_memory_behind(devices: Pool, full: bool) -> None:
     count = FULL if full else BOUNDED

@@ -44,6 +44,7 @@ def accounted(steps: int, noise: float) -> float:
     return account.get_epsilon(DELTA)
 
 
+@pytest.mark.nightly
 def test_opacus_keeps_the_account_under_ringfence(pool: Pool, tmp_path: Path) -> None:
     environments = Consortium(tmp_path, ["a", "b", "c"]).environments()
     for epsilon, steps, sampler in pool.check(train, 3, env=environments, args=(1, 1.0, 100.0)):

@@ -357,6 +357,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.nightly  # test_audit.py has records of launched workers in the gate
 @pytest.mark.real_start
 def test_the_launcher_lets_the_workers_record(tmp_path: Path) -> None:
     """Also in a session that is over at once: which code ran is always there."""
@@ -389,6 +390,7 @@ def test_the_launcher_refuses_a_folder_that_others_can_open(tmp_path: Path) -> N
     assert "chmod 700" in done.stderr
 
 
+@pytest.mark.nightly  # test_audit.py has a kill and a rejoin in the gate
 @pytest.mark.real_start  # processes are found by their command lines
 @pytest.mark.timeout(900)  # several waits, each with a limit of its own
 def test_a_kill_and_a_rejoin_are_in_the_record(tmp_path: Path) -> None:

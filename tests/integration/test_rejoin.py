@@ -35,6 +35,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         return str(run.wait(nodes.digest))
 
 
+@pytest.mark.nightly  # test_audit.py has a kill and a rejoin in the gate
 def test_the_other_worker_stays_when_one_is_killed(undisturbed: str, tmp_path: Path) -> None:
     """The worker that is left keeps its process and loses no step; the weights are those of a training without a kill."""
     with Nodes(Shape("ringfence", 2, 1, flags=FLAGS, script=SCRIPT), tmp_path) as nodes:

@@ -35,6 +35,7 @@ def started_by(torchrun: list[str], variables: dict[str, str], folder: Path) -> 
     return done.stderr
 
 
+@pytest.mark.nightly  # the table below has it without a launcher
 @pytest.mark.real_start  # a worker reads the command line of its launcher
 def test_open_rendezvous_is_reported_on_every_worker(tmp_path: Path) -> None:
     """By torchrun's default, from the command line of the parent process; the table below has the other ways to it."""

@@ -87,7 +87,9 @@ def fail_to_start(path: str, kind: str) -> tuple[int, str, Counter[str]]:
 
 
 @pytest.mark.promise("The error of an initialisation that failed keeps no key.")
-@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.nightly) if kind != "timer" else kind for kind in FAILURES]
+)
 def test_failure_after_the_join_deletes_keys_and_is_reported(tmp_path: Path, kind: str) -> None:
     with Pool() as fresh:
         ends = fresh.check(fail_to_start, 2, backend=None, args=(str(tmp_path / "store"), kind))

@@ -125,7 +125,9 @@ def test_ddp_with_device_ids_and_pinned_batches(devices: Pool) -> None:
         assert losses == pytest.approx(expected, rel=RELATIVE)
 
 
-@pytest.mark.parametrize("asynchronously", [False, True], ids=["save", "async_save"])
+@pytest.mark.parametrize(
+    "asynchronously", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["save", "async_save"]
+)
 def test_checkpoint_of_four_devices_loads_on_two_and_on_the_cpu(
     devices: Pool, tmp_path: Path, asynchronously: bool
 ) -> None:
