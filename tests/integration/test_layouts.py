@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import ringfence
 from tests.integration.test_channels import whole
 from tests.pool import Pool
 
@@ -55,3 +56,26 @@ AT_NIGHT = [*((1,) * size for size in range(2, 13)), (8,), (1,) * 8 + (2,), (2,)
 def test_large_collectives_on_machines(pool: Pool, machines: tuple[int, ...]) -> None:
     world = sum(machines)
     assert pool.check(large_collectives, world, env=spread(*machines)) == [[]] * world
+
+
+def exchange_small_parts(part: int) -> tuple[bool, list[int]]:
+    """Return whether the result is right, and the workers that this one sealed for."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    given = torch.arange(float(part * size)) + 1000 * rank
+    found = torch.empty_like(given)
+    before = {peer.worker: peer.sealed_sent for peer in ringfence.counters().peers}
+    dist.all_to_all_single(found, given)
+    sealed = [peer.worker for peer in ringfence.counters().peers if peer.sealed_sent > before.get(peer.worker, 0)]
+    expected = torch.cat([torch.arange(rank * part, (rank + 1) * part) + 1000.0 * each for each in range(size)])
+    return torch.equal(found, expected), sealed
+
+
+@pytest.mark.nightly  # 16 processes; the gate runs the schedule in memory
+@pytest.mark.parametrize("machines", [(4,) * 4, (8, 8)], ids=str)
+def test_an_all_to_all_of_small_parts_passes_through_the_own_column(pool: Pool, machines: tuple[int, ...]) -> None:
+    workers = machines[0]
+    for part in (1, 5000):
+        found = pool.check(exchange_small_parts, 16, args=(part,), env=spread(*machines))
+        for rank, (right, sealed) in enumerate(found):
+            assert right
+            assert sealed == [each for each in range(16) if each % workers == rank % workers and each != rank]

@@ -82,6 +82,9 @@ BOUNDS = {
     ScheduleId.ALL_TO_ALL_DIRECT: Bound(
         lambda p, n: p - 1, lambda p, n: p - 1, lambda p, n: 2 * p - 1, lambda p, n: 1
     ),
+    ScheduleId.ALL_TO_ALL_TWO_LEVELS: Bound(
+        lambda p, n: p - 1, lambda p, n: p - 1, lambda p, n: 4 * p - 2, lambda p, n: 1
+    ),
     ScheduleId.BARRIER: Bound(lambda p, n: n, lambda p, n: 2 * n, lambda p, n: 2 * n, lambda p, n: n),
     ScheduleId.GROUP_OPENING: Bound(lambda p, n: n, lambda p, n: n, lambda p, n: 2 * n, lambda p, n: 2 * n),
 }  # fmt: skip
@@ -288,11 +291,11 @@ def test_schedule_identifiers_are_stable() -> None:
         *(("reduce_scatter_halving", 29), ("reduce_scatter_halving_apart", 30)),
         *(("all_gather_doubling", 31), ("all_gather_doubling_apart", 32)),
         *(("all_reduce_two_levels_halving", 33), ("reduce_scatter_two_levels_halving", 34)),
-        ("all_gather_two_levels_doubling", 35),
+        *(("all_gather_two_levels_doubling", 35), ("all_to_all_two_levels", 36)),
     ]
 
 
-thresholds = st.lists(st.integers(0, 2**64 - 1), min_size=9, max_size=9)
+thresholds = st.lists(st.integers(0, 2**64 - 1), min_size=10, max_size=10)
 
 
 @given(thresholds)

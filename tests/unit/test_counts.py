@@ -75,6 +75,15 @@ def test_counts_of_one_schedule_step_by_step() -> None:
     assert (found.links, found.peers) == (6, 5)  # to 1, 2 and 4 places on, from as many before: 4 is both
 
 
+def test_an_all_to_all_of_small_parts_has_few_peers_on_machines() -> None:
+    """64 machines of 8: the other 7 of its own, and one of each other machine, to which all 8 parts go as one segment."""
+    size, part = 512, 16 << 10
+    flat, found = (count(Collective.ALL_TO_ALL, size, part * size, machines=machines_of(size, n)) for n in (1, 8))
+    assert (flat.peers, flat.messages, flat.seals, flat.rounds) == (511, 511, 511, 1)
+    assert (found.peers, found.messages, found.seals, found.rounds) == (7 + 63, 7 + 63, 63, 2)
+    assert found.sealed == (size - 8) * part and found.scratch <= 4 * part * size
+
+
 def test_inside_a_machine_nothing_is_sealed() -> None:
     found = count(Collective.ALL_REDUCE, 8, 16 * MIB, machines=machines_of(8, 8))
     assert found.seals == found.opens == found.sealed == found.wire == 0 < found.local

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ringfence.collectives import Action, Buffer, Collective, Schedule, ScheduleId, Thresholds, choose
 from ringfence.machines import Machines, are_even, spread, within
-from tests.unit.test_collectives import REDUCING, ROOTED, Case, awkward
+from tests.unit.test_collectives import REDUCING, ROOTED, UNEVEN, Case, awkward
 from tests.unit.test_collectives_bounds import check_form
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 TWO_LEVELS = [identifier for identifier in ScheduleId if identifier.name.endswith("TWO_LEVELS")]
 ANY_MACHINES = [ScheduleId.BROADCAST_TWO_LEVELS, ScheduleId.REDUCE_TWO_LEVELS]
 EVEN = [identifier for identifier in TWO_LEVELS if identifier not in ANY_MACHINES]
@@ -33,7 +33,7 @@ def shuffled(count: int, workers: int, random: Random) -> Machines:
 def test_every_worker_has_the_result(identifier: ScheduleId, shape: tuple[int, int]) -> None:
     random = Random(repr((identifier, shape)))
     size = shape[0] * shape[1]
-    for even in (True, False) if identifier in EVEN and identifier != ScheduleId.ALL_REDUCE_TWO_LEVELS else (True,):
+    for even in (True, False) if identifier in UNEVEN else (True,):
         for root in range(size) if identifier in ROOTED else (0,):
             machines, average = shuffled(*shape, random), identifier in REDUCING and random.random() < 0.5
             case = Case(identifier, size, random, root, average, even, random.choice((1, 3)), machines=machines)
@@ -122,15 +122,52 @@ def test_a_ring_over_uneven_machines_leaves_each_once() -> None:
     )  # one worker of each sends on
 
 
+def test_an_all_to_all_has_links_to_its_machine_and_its_column_only() -> None:
+    """One message for each worker here and for each other machine, which has the fewest possible bytes."""
+    machines = shuffled(5, 4, Random(2))
+    for rank in range(20):
+        schedule = choose(Collective.ALL_TO_ALL, 20, rank, 0, 20 * 4096, Thresholds(), machines=machines)
+        here = next(workers for workers in machines if rank in workers)
+        column = {workers[here.index(rank)] for workers in machines}
+        sent = [step.peer for step in schedule.steps if step.action is Action.SEND]
+        assert sorted(sent) == sorted({*here, *column} - {rank}) and len(sent) == 3 + 4
+    assert leaving(Collective.ALL_TO_ALL, machines, 20 * 4096) == dict.fromkeys(range(5), 4 * 16)
+
+
 # -- selection ---------------------------------------------------------------------------------------------------------
 
 
 def test_small_tensors_take_the_schedules_of_the_table() -> None:
-    for kind in Collective:
+    for kind in set(Collective) - {Collective.ALL_TO_ALL}:
         plain = choose(kind, 8, 0, 0, 4096, Thresholds())
         assert (
             choose(kind, 8, 0, 0, 4096, Thresholds(), machines=spread([0] * 4 + [1] * 4)).identifier == plain.identifier
         )
+
+
+@pytest.mark.parametrize(
+    ("count", "part", "even", "chosen"),
+    [
+        (3, 4 * KIB, True, ScheduleId.ALL_TO_ALL_DIRECT),  # few messages anyway
+        (4, 4 * KIB, True, ScheduleId.ALL_TO_ALL_TWO_LEVELS),
+        (4, 4 * KIB, False, ScheduleId.ALL_TO_ALL_DIRECT),  # others may have other lengths
+        (4, 256 * KIB, True, ScheduleId.ALL_TO_ALL_DIRECT),
+        (64, 4 * KIB, True, ScheduleId.ALL_TO_ALL_BRUCK),
+        (64, 8 * KIB, True, ScheduleId.ALL_TO_ALL_TWO_LEVELS),
+        (256, 128 * KIB, True, ScheduleId.ALL_TO_ALL_DIRECT),  # 128 MiB in all
+    ],
+)
+def test_all_to_all_on_machines(count: int, part: int, even: bool, chosen: ScheduleId) -> None:
+    size, machines = 4 * count, spread(rank // 4 for rank in range(4 * count))
+    kind, table = Collective.ALL_TO_ALL, Thresholds()
+    for rank in (0, size - 1):
+        assert choose(kind, size, rank, 0, part * size, table, even=even, machines=machines).identifier == chosen
+
+
+def test_all_to_all_on_uneven_machines_or_one_has_one_level() -> None:
+    for machines in (spread([0] * 7 + [1] * 9), spread([0] * 16)):
+        schedule = choose(Collective.ALL_TO_ALL, 16, 0, 0, 16 * 8 * KIB, Thresholds(), machines=machines)
+        assert schedule.identifier == ScheduleId.ALL_TO_ALL_DIRECT
 
 
 def test_nothing_is_sealed_for_several_hops_on_one_machine() -> None:

@@ -52,7 +52,7 @@ def test_schedules() -> None:
 
 
 def test_the_defaults_of_the_schedule_table() -> None:
-    passage = FLAT.split("The schedule table has eleven numbers", 1)[1].split(" With n the bytes", 1)[0]
+    passage = FLAT.split("The schedule table has twelve numbers", 1)[1].split(" With n the bytes", 1)[0]
     unit = {"": 1, " KiB": 1 << 10, " MiB": 1 << 20}
     named = re.findall(r"`(\w+)` \[(\d+)( [KM]iB)?\]", passage)
     assert {name: int(count) * unit[of] for name, count, of in named} == asdict(Thresholds())
@@ -374,6 +374,16 @@ def two_levels_gathered(machines: Machines, r: int, root: int) -> Messages:
             yield back(s.w(s.m, s.l - u), s.w(s.m - t, s.l - u))
 
 
+def two_levels_exchanged(machines: Machines, r: int, root: int) -> Messages:
+    s = Spread(machines, r)
+    for u in range(1, s.L):
+        yield forth(s.w(s.m, s.l + u), 0)
+        yield back(s.w(s.m, s.l - u), 0)
+    for t in range(1, s.M):
+        yield forth(s.w(s.m + t, s.l), 1)
+        yield back(s.w(s.m - t, s.l), 1)
+
+
 def leaders_and_members(machines: Machines, r: int, root: int) -> tuple[list[int], list[int]]:
     home, mine = Spread(machines, root), Spread(machines, r)
     leaders = [home.w(home.m + k, home.l) for k in range(home.M)]
@@ -444,6 +454,7 @@ ON_MACHINES: dict[int, Callable[[Machines, int, int], Messages]] = {
     33: rows(both, reduces=True, gathers=True),
     34: rows(halved, reduces=True, gathers=False),
     35: rows(doubled, reduces=False, gathers=True),
+    36: two_levels_exchanged,
 }
 SPREADS: list[Machines] = [
     ((0, 1),),
@@ -504,11 +515,14 @@ def test_machines_choose_schedules(machines: Machines) -> None:
     even, size = len({len(members) for members in machines}) == 1, sum(map(len, machines))
     two_levels = (22, 23, 24) if len(machines) <= 7 else (33, 34, 35)
     large = dict(zip((0, 2, 3), two_levels, strict=True)) if even else {}
+    bundled = even and size >= 16 and len(machines) > 1
     for kind in Collective:
         for bytes_ in (4096, 1 << 20, 1 << 26):
             flat = choose(kind, size, 0, 0, bytes_, Thresholds()).identifier
             found = choose(kind, size, 0, 0, bytes_, Thresholds(), machines=machines)
             expected = {9: 25, 12: 26}.get(flat, flat)
+            if kind is Collective.ALL_TO_ALL and bundled and bytes_ <= 128 * 1024 * size:
+                expected = 36 if len(machines) < 16 or bytes_ > 4096 * size else 18
             assert found.identifier == (large.get(kind, expected) if bytes_ > 1 << 19 else expected)
             if len(machines) == 1:
                 assert all(step.origin < 0 for step in found.steps)

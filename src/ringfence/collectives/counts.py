@@ -203,6 +203,7 @@ _ROUNDS: Final[dict[ScheduleId, Callable[[int, int, int], int]]] = {
     ScheduleId.SCATTER_DIRECT: _flat(_once),
     ScheduleId.ALL_TO_ALL_BRUCK: _flat(rounds),
     ScheduleId.ALL_TO_ALL_DIRECT: _flat(_once),
+    ScheduleId.ALL_TO_ALL_TWO_LEVELS: _two_levels(_once, _exchanged),
     ScheduleId.BARRIER: _flat(rounds),
     ScheduleId.GROUP_OPENING: _flat(_twice(rounds)),
 }

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from ringfence.collectives import bruck, direct, doubling, halving, ring, scatter_gather, tree, two_levels
 from ringfence.collectives.builder import HOP, Builder, rounds
-from ringfence.collectives.passes import Passes, passes
+from ringfence.collectives.passes import PASS_BYTES, PASSES_AT_ONCE, Passes, passes
 from ringfence.collectives.schedule import Collective, Schedule
 from ringfence.errors import ProtocolError
 from ringfence.keys import CHANNEL_LIMIT
@@ -65,6 +65,7 @@ class ScheduleId(IntEnum):
     ALL_REDUCE_TWO_LEVELS_HALVING = 33
     REDUCE_SCATTER_TWO_LEVELS_HALVING = 34
     ALL_GATHER_TWO_LEVELS_DOUBLING = 35
+    ALL_TO_ALL_TWO_LEVELS = 36
 
 
 _BUILDERS: Final[dict[ScheduleId, Callable[[Builder], None]]] = {
@@ -100,6 +101,7 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Builder], None]]] = {
     ScheduleId.ALL_REDUCE_TWO_LEVELS_HALVING: two_levels.all_reduce_halving,
     ScheduleId.REDUCE_SCATTER_TWO_LEVELS_HALVING: two_levels.reduce_scatter_halving,
     ScheduleId.ALL_GATHER_TWO_LEVELS_DOUBLING: two_levels.all_gather_doubling,
+    ScheduleId.ALL_TO_ALL_TWO_LEVELS: two_levels.all_to_all,
 }
 
 
@@ -151,6 +153,7 @@ class Thresholds:
     direct_part: int = 1024 * KIB  #  part from which it does in any group
     bruck_group: int = 16  #          smallest group in which all-to-all uses Bruck's algorithm,
     bruck_part: int = 4 * KIB  #      and largest part for which it does
+    bundle_part: int = 128 * KIB  #   largest part of which a machine's are sent together
     channels: int = 1  #              connections and threads of a link between machines
     channel_bytes: int = 2048 * KIB  # largest part for which one of them is used
 
@@ -170,7 +173,7 @@ class Thresholds:
         return table
 
 
-_TABLE_VERSION: Final = 3
+_TABLE_VERSION: Final = 4
 _LAYOUT: Final = struct.Struct(f">B{len(fields(Thresholds))}Q")
 
 
@@ -202,6 +205,8 @@ def choose(
     else:
         chosen = _CHOICES[kind](size, bytes_, table, even)
         chosen = _ON_MACHINES.get(chosen, chosen) if machines else chosen
+        if kind is Collective.ALL_TO_ALL and even and _is_bundled(size, bytes_, table, machines):
+            chosen = ScheduleId.ALL_TO_ALL_TWO_LEVELS
     return build(chosen, size, rank, root, average, even, machines, adjacent)
 
 
@@ -261,6 +266,18 @@ def _is_small(kind: Collective, size: int, bytes_: int, table: Thresholds) -> bo
     if kind is Collective.ALL_REDUCE and turns > 3:
         return 3 * (turns - 2) * bytes_ <= turns * table.small
     return bytes_ <= table.small
+
+
+def _is_bundled(size: int, bytes_: int, table: Thresholds, machines: Machines) -> bool:
+    """Whether all that a machine has for a worker of another one becomes one message, in an even all-to-all of a large group.
+
+    The parts are copied on the way, so not if they are large. Among many machines Bruck's algorithm has fewer messages, for
+    parts so small that their number is what matters.
+    """
+    if size < table.bruck_group or len(machines) < 2 or not are_even(machines):
+        return False
+    fits = bytes_ <= min(PASSES_AT_ONCE * PASS_BYTES, table.bundle_part * size)
+    return fits and (len(machines) < table.bruck_group or bytes_ > table.bruck_part * size)
 
 
 def _circle(kind: Collective, size: int, bytes_: int, table: Thresholds, machines: Machines) -> ScheduleId:

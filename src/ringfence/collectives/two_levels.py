@@ -164,6 +164,45 @@ def all_gather_doubling(builder: Builder) -> None:
         builder.copy(slice_of(Buffer.OUTPUT, rank), scratch(first + index))
 
 
+# -- all to all: a worker has links to its machine and to its column only --------------------------------------------
+
+
+def all_to_all(builder: Builder) -> None:
+    """OUTPUT part r becomes rank r's INPUT part of this rank; all parts are equally long.
+
+    What is for another machine goes first to the worker here that is in the position of its destination, in one message with
+    what is for that worker itself. It sends to each machine of its column, in one message, what all here have for it.
+    """
+    grid = _grid(builder)
+    near, far, workers, machines = grid.near, grid.far, len(grid.near.ranks), len(grid.far.ranks)
+    bundles = [builder.scratch([INPUT] * workers) for _ in range(machines)]  # for each machine: from all workers here
+    columns = [[scratch(bundle + position) for bundle in bundles] for position in range(workers)]
+    for turn in range(workers):
+        to, source = near.back(-turn), near.back(turn)
+        leaving = [slice_of(Buffer.INPUT, grid.rank(to, machine)) for machine in range(machines)]
+        if turn:
+            sent, came = (builder.scratch([INPUT] * machines) for _ in range(2))
+            _copy(builder, [scratch(sent + machine) for machine in range(machines)], leaving)
+            builder.send(scratch(sent, machines), near.ranks[to], 0)
+            builder.receive(scratch(came, machines), near.ranks[source], 0)
+            leaving = [scratch(came + machine) for machine in range(machines)]
+        _copy(builder, columns[source], leaving)
+    for turn in range(machines):
+        to, source = far.back(-turn), far.back(turn)
+        came = bundles[source]
+        if turn:
+            came = builder.scratch([INPUT] * workers)
+            builder.send(scratch(bundles[to], workers), far.ranks[to], 1)
+            builder.receive(scratch(came, workers), far.ranks[source], 1)
+        outputs = [slice_of(Buffer.OUTPUT, rank) for rank in grid.machines[source]]
+        _copy(builder, outputs, [scratch(came + position) for position in range(workers)])
+
+
+def _copy(builder: Builder, targets: list[Place], sources: list[Place]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        builder.copy(target, source)
+
+
 # -- with a root: one worker of each machine, its leader, passes everything on from machine to machine -----------------
 
 

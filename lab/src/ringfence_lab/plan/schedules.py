@@ -23,6 +23,7 @@ _ALIKE_ON_MACHINES: Final = (
     ScheduleId.ALL_REDUCE_TWO_LEVELS,
     ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
     ScheduleId.ALL_GATHER_TWO_LEVELS,
+    ScheduleId.ALL_TO_ALL_TWO_LEVELS,
 )
 TOGETHER: Final = (ScheduleId.ALL_REDUCE_HALVING, ScheduleId.REDUCE_SCATTER_HALVING, ScheduleId.ALL_GATHER_DOUBLING)
 _APART: Final = (
@@ -247,6 +248,10 @@ def chain(identifier: ScheduleId, size: int, per_machine: int = 1) -> tuple[Chai
             *(ChainMessage(inside * part, beyond, False) for part in _in_turn(far)),
             *([ChainMessage(inside, after, True, True)] if after and near else ()),
         )
+    if identifier is ScheduleId.ALL_TO_ALL_TWO_LEVELS:
+        here = min(per_machine, size)
+        messages = (ChainMessage(1 / here, here - 1, False, True), ChainMessage(here / size, size // here - 1, False))
+        return tuple(each._replace(times=1) for each in messages if each.times)
     rounds, levels = (size - 1).bit_length(), size.bit_length() - 1
     both = 2 if identifier.name.startswith("ALL_REDUCE") else 1
     if identifier in TOGETHER:
