@@ -49,7 +49,7 @@ def profiles(_: Path) -> str:
 
 def validation(results: Path) -> str:
     """The errors in the study of one machine."""
-    rows, cores, _ = read_study(results / "study", None)
+    rows, cores, _ = read_study(results / "study")
     found = validate(rows, 0, cores)
     shown = [["predicted", "scored cells", "of", "median error", "worst error"]]
     for name, count, *errors in verified(found):
@@ -60,7 +60,7 @@ def validation(results: Path) -> str:
 
 def machines(results: Path) -> str:
     """The errors in the study of machines with several workers, and what it calibrates to."""
-    rows, cores, _ = read_study(results / "machines", None)
+    rows, cores, _ = read_study(results / "machines")
     lines = validate(rows, 0, cores).lines
     shown = [["predicted", "cells", "median error", "worst error"]]
     for title, chosen in (("scored cells", [line for line in lines if line.scored]), ("all cells", lines)):

@@ -177,12 +177,12 @@ def test_the_machine_measured_last_is_read(tmp_path: Path) -> None:
     machines = json.loads((folder / "machines.json").read_text())
     machines["n"] = {"cores": 3, "command": "ringfence study", "date": "2026-02-03T00:00:00+00:00"}
     (folder / "machines.json").write_text(json.dumps(machines))
-    found, cores, date = read_study(folder.parent, None)
+    found, cores, date = read_study(folder.parent)
     assert {row["machine"] for row in found} == {"n"}
     assert (len(found), cores, date) == (len(newer), 3, "2026-02-03")
     (folder / "machines.json").unlink()
     with pytest.raises(ConfigurationError, match="ringfence study rebuild"):
-        read_study(folder.parent, None)
+        read_study(folder.parent)
 
 
 def test_a_model_of_ones_own_by_count_or_tensors(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_workers_of_a_machine_share_memory_and_only_what_leaves_it_is_sealed() -
     ("arguments", "says"),
     [
         (["--hardware", "cray"], "no hardware profile"),
-        (["--workers-per-machine", "0"], "whole number"),
+        (["--workers-per-machine", "0"], "not a number from 1"),
         (["--hardware", "here"], "ringfence plan calibrate"),
         (["--model", "gpt5"], "ringfence plan models"),
         (["--strategy", "ring"], "choose from"),
@@ -235,8 +235,8 @@ def test_workers_of_a_machine_share_memory_and_only_what_leaves_it_is_sealed() -
         (["--unit-blocks", "2"], "--unit-blocks does not apply to --strategy ddp"),
         (["--model", "gpt2", "--parameters", "7e9"], "not allowed with argument"),
         (["--tensors", "nowhere.json"], "cannot read nowhere.json"),
-        (["--workers", "0"], "whole number"),
-        (["--workers", "16385"], "up to 16,384"),
+        (["--workers", "0"], "not a number from 1"),
+        (["--workers", "16385"], "from 1 to 16384"),
         (["--compute", "0"], "above zero"),
         (["--compute", "inf"], "finite"),
         (["--bucket-cap-mb", "inf"], "finite"),

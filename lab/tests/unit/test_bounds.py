@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ringfence_lab.bench.bounds import OPERATIONS, STAGES, Layout, bound, layout_of, measure
+from ringfence_lab.bench.bounds import OPERATIONS, STAGES, Layout, bound, measure
 
 SIZE = 24 << 20
 ONE = dict.fromkeys(STAGES, 1.0)
@@ -41,12 +41,6 @@ def test_workers_use_no_more_cores_than_there_are_of_either(operation: str) -> N
     one, two, eight = (bound(operation, Layout(2, 1), SIZE, ONE, cores).seconds for cores in (1, 2, 8))
     assert one == pytest.approx(2 * two)
     assert two == eight
-
-
-@pytest.mark.parametrize("text", ["4", "x", "0x2", "1x1", "ax2"])
-def test_a_layout_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"layout|invalid|literal"):
-        layout_of(text)
 
 
 @pytest.mark.processes

@@ -80,7 +80,7 @@ def test_ringfence_fills_its_slots_before_the_first_pass_is_executed() -> None:
 
 
 def test_the_profile_and_the_simulated_figures_are_of_the_published_samples() -> None:
-    rows = read_study(RESULTS, None)[0]
+    rows = read_study(RESULTS)[0]
     made, shipped = gpu_tee.calibrate(rows, "h100"), hardware.load(published.NODE)
     for name in gpu_tee.CALIBRATED:
         assert shipped["device", name] == pytest.approx(made["device", name], rel=1e-3), name

@@ -27,6 +27,7 @@ from ringfence_lab.bench.units import size_text, time_text
 
 STAGES: Final = ("seal", "open", "send", "receive", "add", "copy")
 OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+_SIZE: Final = 25 << 20  # of the collectives whose bounds are printed
 _TENSOR: Final = 100 * SEGMENT_BYTES
 _HIDES_VAES: Final = {"OPENSSL_ia32cap": ":~0x60000000000"}  # VAES and vector PCLMULQDQ: bits 9 and 10 of ECX, leaf 7
 
@@ -42,15 +43,6 @@ class Layout(NamedTuple):
 
 
 LAYOUTS: Final = (Layout(2, 1), Layout(4, 1), Layout(2, 2), Layout(2, 4), Layout(1, 4))
-
-
-def layout_of(text: str) -> Layout:
-    """Parse a layout such as "4x1". Raises ValueError."""
-    machines, _, workers = text.partition("x")
-    found = Layout(int(machines), int(workers))
-    if min(found) < 1 or found.machines * found.workers < 2:
-        raise ValueError(f"{text!r} is no layout of two workers or more")
-    return found
 
 
 # -- stages -------------------------------------------------------------------------------------------------------------
@@ -176,12 +168,12 @@ def bound(operation: str, layout: Layout, size: int, costs: Mapping[str, float],
     return Bound(operation, layout, whole / min(workers, cores), {name: each / whole for name, each in spent.items()})
 
 
-def document(size: int, layouts: list[Layout], vaes: bool = True) -> dict[str, Any]:
+def document(vaes: bool = True) -> dict[str, Any]:
     """Measure the stages, and return them with the bounds of all collectives."""
     costs, cores = measure(vaes), len(os.sched_getaffinity(0))
-    found = [bound(operation, layout, size, costs["busy"], cores) for layout in layouts for operation in OPERATIONS]
+    found = [bound(operation, layout, _SIZE, costs["busy"], cores) for layout in LAYOUTS for operation in OPERATIONS]
     bounds = [{**each._asdict(), "layout": str(each.layout)} for each in found]
-    return {"size": size, "segment": SEGMENT_BYTES, "vaes": vaes, "stages": costs, "bounds": bounds}
+    return {"size": _SIZE, "segment": SEGMENT_BYTES, "vaes": vaes, "stages": costs, "bounds": bounds}
 
 
 def results_text(found: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
+from ringfence.cli.terminal import number
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import bounds, names, netns, tunnels
 from ringfence_lab.bench.units import bytes_of
 from ringfence_lab.cli import bench_admission, bench_link
+from ringfence_lab.cli.options import add_json, listed, positive, show
 from ringfence_lab.study.blocks import name_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from ringfence_lab.bench.measure import Setup
+
+_MOST_WORKERS = 1 << 10
 
 DESCRIPTION = """\
 Time collectives, or training steps, on plaintext Gloo, on ringfence and on other implementations of sealing. The variants
@@ -79,7 +82,6 @@ cores busy. From these and the schedules follows how long a collective takes at 
 BOUNDS_EXAMPLES = """\
 examples:
   ringfence bench bounds
-  ringfence bench bounds --layouts 4x1,2x4 --size 100MiB
   ringfence bench bounds --without-vaes                  as on an older CPU
 """
 
@@ -102,22 +104,14 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_train(kinds)
     memory = _add(kinds, "memory", run_memory, "memory beyond the tensors", MEMORY_EXAMPLES, MEMORY_DESCRIPTION)
     _add_list(memory, "--sizes", bytes_of, "25MiB,100MiB,400MiB", "SIZE")
-    _add_list(memory, "--workers", positive(int), "2,4", "N")
+    _add_list(memory, "--workers", number(1, _MOST_WORKERS), "2,4", "N")
     _add_list(memory, "--variants", name_of(names.VARIANTS), ",".join(names.DEFAULT_MEMORY), "NAME")
     _add_folder(memory, rounds=3)
     latency = _add(kinds, "latency", run_latency, "single calls", LATENCY_EXAMPLES, LATENCY_DESCRIPTION)
     _add_rounds(latency, rounds=15)
     least = _add(kinds, "bounds", run_bounds, "stages, and lower bounds", BOUNDS_EXAMPLES, BOUNDS_DESCRIPTION)
-    least.add_argument("--size", type=bytes_of, default=25 << 20, metavar="SIZE", help="default: 25MiB")
-    _add_list(
-        least,
-        "--layouts",
-        bounds.layout_of,
-        ",".join(f"{each.machines}x{each.workers}" for each in bounds.LAYOUTS),
-        "MACHINESxWORKERS",
-    )
     least.add_argument("--without-vaes", action="store_true", help="hide these instructions from OpenSSL")
-    least.add_argument("--json", action="store_true", help="print the results as JSON")
+    add_json(least)
     bench_link.add_to(kinds)
     bench_admission.add_to(kinds)
 
@@ -137,7 +131,7 @@ def _add_collectives(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     collectives.add_argument(
         "--copy-rate",
-        type=listed(positive(float)),
+        type=listed(positive),
         default=[0.0],
         metavar="GB/S,…",
         help="of the simulated device, in each direction; default: as fast as the machine",
@@ -172,7 +166,6 @@ def _add(
         help=summary,
         description=description,
         epilog=VARIANTS + examples if description is DESCRIPTION else examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     return parser
@@ -194,11 +187,11 @@ def _add_list(
 def _add_common(
     parser: argparse.ArgumentParser, variants: Sequence[str], parse: Callable[[str], str], rounds: int
 ) -> None:
-    _add_list(parser, "--workers", positive(int), "2,4", "N")
+    _add_list(parser, "--workers", number(1, _MOST_WORKERS), "2,4", "N")
     _add_list(parser, "--variants", parse, ",".join(variants), "NAME")
     parser.add_argument(
         "--hosts",
-        type=lambda text: 0 if text == "0" else positive(int)(text),
+        type=number(0, _MOST_WORKERS),
         default=0,
         metavar="N",
         help="spread workers over N machines, which are network namespaces (needs root). Workers of one machine share memory. "
@@ -216,8 +209,8 @@ def _add_folder(parser: argparse.ArgumentParser, rounds: int) -> None:
 
 
 def _add_rounds(parser: argparse.ArgumentParser, rounds: int) -> None:
-    parser.add_argument("--rounds", type=positive(int), default=rounds, metavar="N", help=f"default: {rounds}")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--rounds", type=number(1, 1 << 20), default=rounds, metavar="N", help=f"default: {rounds}")
+    add_json(parser)
 
 
 # -- commands -------------------------------------------------------------------------------------------------------
@@ -330,7 +323,7 @@ def run_bounds(options: argparse.Namespace) -> int:
     from ringfence_lab.bench import machine
 
     requirements.torch_here("bench bounds")
-    found = bounds.document(options.size, options.layouts, vaes=not options.without_vaes)
+    found = bounds.document(vaes=not options.without_vaes)
     return _print(options, {"machine": machine.facts(), **found}, bounds.results_text(found))
 
 
@@ -362,46 +355,10 @@ def _print(options: argparse.Namespace, document: Mapping[str, Any], text: str) 
     """Print the results as JSON, or as text with the machine and the folder of their samples."""
     from ringfence_lab.bench.result_table import machine_text
 
-    if options.json:
-        print(json.dumps(document, indent=2))
-    else:
-        print(f"{machine_text(document['machine'])}\n\n{text}")
-        if hasattr(options, "results"):
-            print(f"samples: {options.results}")
-    return 0
-
-
-# -- arguments ------------------------------------------------------------------------------------------------------
-
-
-def listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a function that parses values separated by commas."""
-
-    def parse_all(text: str) -> list[Any]:
-        try:
-            return [parse(each.strip()) for each in text.split(",")]
-        except (ValueError, ConfigurationError) as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse_all
-
-
-def positive(number: type[int] | type[float]) -> Callable[[str], Any]:
-    """Return a function that takes a positive number of this type."""
-
-    def parse(text: str) -> int | float:
-        try:
-            value = number(text)
-        except ValueError:
-            value = 0
-        if not 0 < value < 1e9:
-            raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-        return value
-
-    return parse
+    samples = f"\nsamples: {options.results}" if hasattr(options, "results") else ""
+    return show(options, document, f"{machine_text(document['machine'])}\n\n{text}{samples}")
 
 
 def _bucket(text: str) -> float | None:
     """A size in MiB; None is DDP's own."""
-    size: float | None = None if text == "default" else positive(float)(text)
-    return size
+    return None if text == "default" else positive(text)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ringfence.cli.terminal import table, wrap
-from ringfence.errors import ConfigurationError
+from ringfence.cli.terminal import number, table, wrap
+from ringfence_lab.cli.options import add_json, listed, show
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -32,6 +31,7 @@ examples:
 
 _STAGES = ("keys", "handshakes", "entries", "roster", "check", "agreement")
 _MOST_WORKERS = 1 << 16
+_PREDICTED = 16_384
 
 
 def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,20 +41,19 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="the admission of workers, and a prediction for thousands",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workers", type=_sizes, default=[64, 256, 1024], metavar="N,…", help="default: 64,256,1024")
+    workers = listed(number(2, _MOST_WORKERS))
+    parser.add_argument("--workers", type=workers, default="64,256,1024", metavar="N,…", help="default: 64,256,1024")
     proofs = ("secret", "certificate")
     parser.add_argument("--proof", choices=proofs, default="secret", help="default: secret")
     parser.add_argument(
         "--verifiers",
-        type=int,
+        type=number(0, _MOST_WORKERS),
         default=64,
         metavar="N",
         help="workers of each group that parse and verify the whole roster; the others compare bytes. 0: all; default: 64",
     )
-    parser.add_argument("--predict", type=int, default=16384, metavar="N", help="default: 16384")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -65,30 +64,24 @@ def run(options: argparse.Namespace) -> int:
     from ringfence_lab.bench.result_table import machine_text
     from ringfence_lab.progress import Progress
 
-    if not 2 <= options.predict <= 1 << 20 or options.verifiers < 0:
-        raise ConfigurationError("--predict goes from 2 to 1048576, --verifiers from 0")
     costs = []
-    with Progress(len(options.workers)) as progress:
-        for size in options.workers:
+    sizes = sorted(set(options.workers))
+    with Progress(len(sizes)) as progress:
+        for size in sizes:
             costs.append(admit(size, options.verifiers or None, options.proof, say=progress.say))
             progress.step()
-    predicted = [predict(costs, options.predict)] if len(costs) > 1 else []
+    predicted = [predict(costs, _PREDICTED)] if len(costs) > 1 else []
     checked = predict(costs[:-1], costs[-1].workers) if len(costs) > 2 else None
     facts = machine.facts()
-    if options.json:
-        document = {
-            "machine": facts,
-            "date": machine.now()[:10],
-            "proof": options.proof,
-            "groups": [cost.as_json() for cost in costs],
-            "predicted": [cost.as_json() for cost in predicted],
-            "last_group_predicted_from_the_others": checked.as_json() if checked else None,
-        }
-        print(json.dumps(document, indent=2))
-        return 0
-    print(machine_text(facts))
-    print(_costs_text(costs, predicted, checked))
-    return 0
+    document = {
+        "machine": facts,
+        "date": machine.now()[:10],
+        "proof": options.proof,
+        "groups": [cost.as_json() for cost in costs],
+        "predicted": [cost.as_json() for cost in predicted],
+        "last_group_predicted_from_the_others": checked.as_json() if checked else None,
+    }
+    return show(options, document, f"{machine_text(facts)}\n{_costs_text(costs, predicted, checked)}")
 
 
 def _costs_text(
@@ -127,15 +120,3 @@ def _costs_text(
         )
     by_stage = table([("workers", *(f"CPU, {stage}" for stage in _STAGES)), *stages])
     return "\n".join(["", table([header, *totals]), "", by_stage, "", *map(wrap, notes)])
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        sizes: list[Any] = sorted({int(each) for each in text.split(",")})
-    except ValueError:
-        sizes = []
-    if not sizes or not 2 <= sizes[0] <= sizes[-1] <= _MOST_WORKERS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: write numbers of workers from 2 to {_MOST_WORKERS}, such as 64,256"
-        )
-    return sizes

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.relay import LongLink, seconds_of, share_of
+from ringfence_lab.cli.options import add_json, parsed, show
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -32,34 +31,23 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="a long link between network namespaces",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rate", metavar="RATE", help="limit what each host sends, such as 1gbit")
     add_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe a long link."""
     links = parser.add_argument_group("a long link between hosts (a relay in place of a bridge)")
-    links.add_argument("--delay", type=_parsed(seconds_of), metavar="TIME", help="in each direction, such as 50ms")
+    links.add_argument("--delay", type=parsed(seconds_of), metavar="TIME", help="in each direction, such as 50ms")
     links.add_argument(
-        "--jitter", type=_parsed(seconds_of), metavar="TIME", help="by which the delay is shorter or longer"
+        "--jitter", type=parsed(seconds_of), metavar="TIME", help="by which the delay is shorter or longer"
     )
     links.add_argument(
-        "--loss", type=_parsed(share_of), metavar="SHARE", help="of packets of 9,000 bytes, such as 0.1%%"
+        "--loss", type=parsed(share_of), metavar="SHARE", help="of packets of 9,000 bytes, such as 0.1%%"
     )
-
-
-def _parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
-    def parsed(text: str) -> float:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parsed
 
 
 def check(options: argparse.Namespace) -> None:
@@ -81,5 +69,4 @@ def run(options: argparse.Namespace) -> int:
 
     wanted = LongLink(*(getattr(options, name) or 0.0 for name in LongLink._fields))
     found = link.document(wanted, options.rate, link.measure(wanted, options.rate))
-    print(json.dumps(found, indent=2) if options.json else link.result_text(found))
-    return 0
+    return show(options, found, link.result_text(found))

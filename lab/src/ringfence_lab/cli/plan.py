@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from dataclasses import asdict
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.cli.further_commands import LAB
-from ringfence.cli.terminal import say
+from ringfence.cli.terminal import number, wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.cli import plan_checks, plan_counts, plan_int8, plan_regions, plan_views
+from ringfence_lab.cli.options import add_json, show
 from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.steps import STRATEGIES
 
@@ -70,7 +70,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_question(parser)
     _add_hardware(parser)
     parser.add_argument("--sweep", action="store_true", help="predict for 2 to 16,384 workers")
-    _add_json(parser)
+    add_json(parser)
     parser.set_defaults(run=run_plan)
     others = parser.add_subparsers(title="more", metavar="WHAT", prog="ringfence plan")
     for name, (run, about) in {
@@ -94,26 +94,28 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
             other.add_argument("name", nargs="?", help="a profile's name or file")
         elif name in ("calibrate", "validate"):
             _add_study(other, name)
-        _add_json(other)
+        add_json(other)
         other.set_defaults(run=run)
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model").add_mutually_exclusive_group()
     group.add_argument("--model", metavar="NAME", help=f"a model of `plan models` (default: {_DEFAULT_MODEL})")
-    group.add_argument("--parameters", type=_number, metavar="N", help="only its number of parameters, such as 7e9")
+    group.add_argument("--parameters", type=float, metavar="N", help="only its number of parameters, such as 7e9")
     group.add_argument("--tensors", type=Path, metavar="FILE", help="a list of tensor sizes or shapes, as text or JSON")
     parser.add_argument(
-        "--tokens", type=_count, metavar="N", help="of a sample, unless --model is given (default: 2048)"
+        "--tokens", type=_COUNT, metavar="N", help="of a sample, unless --model is given (default: 2048)"
     )
-    parser.add_argument("--workers", type=_workers, metavar="N", default=64, help="up to 16,384 (default: 64)")
+    parser.add_argument(
+        "--workers", type=number(1, _MOST_WORKERS), metavar="N", default=64, help="up to 16,384 (default: 64)"
+    )
     parser.add_argument(
         "--workers-per-machine",
-        type=_count,
+        type=_COUNT,
         metavar="N",
         help="that share its cores, its network card and memory (default: as the profile says)",
     )
-    parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step (default: 8)")
+    parser.add_argument("--samples", type=_COUNT, default=8, metavar="N", help="for each worker and step (default: 8)")
     parser.add_argument(
         "--compute", type=float, metavar="SECONDS", help="of a step without communication, if you know it"
     )
@@ -131,7 +133,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         help="all-reduces of DDP's buckets, or all-gathers and reduce-scatters of FSDP's units (default: ddp)",
     )
     parser.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="DDP's setting (default: DDP's own)")
-    parser.add_argument("--unit-blocks", type=_count, metavar="N", help="blocks in a unit of FSDP (default: 1)")
+    parser.add_argument("--unit-blocks", type=_COUNT, metavar="N", help="blocks in a unit of FSDP (default: 1)")
     parser.add_argument(
         "--keep-parameters", action="store_true", help="FSDP with reshard_after_forward=False: gathers once in a step"
     )
@@ -141,10 +143,11 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         choices=(1, 2),
         help="connections and threads of a link; more were not measured (default: the runtime's choice)",
     )
-    parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps (DDP)")
+    parser.add_argument("--every", type=_COUNT, default=1, metavar="H", help="synchronise once in H steps (DDP)")
 
 
 _DEFAULT_MODEL = "gpt2-xl"
+_COUNT = number(1, 1 << 20)
 _MOST_WORKERS = 1 << 14  # a ring has twice as many steps, and each rank's schedule is built
 
 
@@ -154,15 +157,10 @@ def _add_hardware(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
 def _add_study(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(
         "--study", type=Path, default=Path("study-results"), metavar="DIR", help="the folder of the study"
     )
-    parser.add_argument("--cores", type=_count, metavar="N", help="of the machine, if the study does not record it")
     if name == "validate":
         parser.add_argument(
             "--seed", type=int, default=0, metavar="N", help="divides the cells into halves (default: 0)"
@@ -190,13 +188,8 @@ def run_plan(options: argparse.Namespace) -> int:
         for each in sweep(profile, question) if options.sweep else [plan(profile, question)]:
             plans.append(each)
             progress.step("predicting")
-    if options.json:
-        print(json.dumps(plan_views.plans_json(profile, plans), indent=2))
-    elif options.sweep:
-        print(plan_views.sweep_text(profile, plans))
-    else:
-        print(plan_views.plan_text(profile, plans[0]))
-    return 0
+    text = plan_views.sweep_text(profile, plans) if options.sweep else plan_views.plan_text(profile, plans[0])
+    return show(options, plan_views.plans_json(profile, plans), text)
 
 
 def _with_machines(profile: Hardware, per_machine: int | None) -> Hardware:
@@ -214,8 +207,7 @@ def _with_machines(profile: Hardware, per_machine: int | None) -> Hardware:
 def run_models(options: argparse.Namespace) -> int:
     """List the models."""
     found = [models.load(name) for name in models.names()]
-    print(json.dumps(plan_views.models_json(found), indent=2) if options.json else plan_views.models_text(found))
-    return 0
+    return show(options, plan_views.models_json(found), plan_views.models_text(found))
 
 
 def run_hardware(options: argparse.Namespace) -> int:
@@ -223,17 +215,16 @@ def run_hardware(options: argparse.Namespace) -> int:
     if options.name is None:
         profiles = [hardware.load(name) for name in hardware.names()]
         shown: Any = {each.name: {"title": each.title, "assumed": len(each.assumed())} for each in profiles}
-        print(json.dumps(shown, indent=2) if options.json else plan_views.profiles_text(profiles))
-        return 0
+        return show(options, shown, plan_views.profiles_text(profiles))
     profile = find_hardware(options.name)
-    print(json.dumps(plan_views.profile_json(profile), indent=2) if options.json else plan_views.profile_text(profile))
-    return 0
+    return show(options, plan_views.profile_json(profile), plan_views.profile_text(profile))
 
 
 def run_int8(options: argparse.Namespace) -> int:
     """Predict sums with int8 on the wire."""
     profile = _with_machines(find_hardware(options.hardware), options.workers_per_machine)
-    return plan_int8.show(plan_int8.predict(profile, options.workers, options.size, options.measure), options.json)
+    found = plan_int8.predict(profile, options.workers, options.size, options.measure)
+    return show(options, found, plan_int8.as_text(found))
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
@@ -243,27 +234,22 @@ def run_calibrate(options: argparse.Namespace) -> int:
     from ringfence_lab.plan.calibrate import calibrate
 
     _check_new(options.to)
-    rows, cores, date = read_study(options.study, options.cores)
+    rows, cores, date = read_study(options.study)
     preset = _preset(rows, options.preset)
     profile = gpu_tee.calibrate(rows, preset) if preset else calibrate(rows, cores)
     text = hardware.dump(profile, f"ringfence plan calibrate, {len(rows)} rows of a study", date)
     write_new(options.to, text.encode(), 0o644, "a profile")
-    if options.json:
-        print(json.dumps(plan_views.profile_json(profile), indent=2))
-    else:
-        print(plan_views.profile_text(profile))
-        say(f"Wrote {options.to}. Use it with --hardware {options.to}")
-    return 0
+    written = wrap(f"Wrote {options.to}. Use it with --hardware {options.to}")
+    return show(options, plan_views.profile_json(profile), f"{plan_views.profile_text(profile)}\n{written}")
 
 
 def run_validate(options: argparse.Namespace) -> int:
     """Predict each half of a study from the other."""
     from ringfence_lab.plan.validate import validate
 
-    rows, cores, _ = read_study(options.study, options.cores)
+    rows, cores, _ = read_study(options.study)
     found = validate(rows, options.seed, cores)
-    print(json.dumps(found.as_json(), indent=2) if options.json else plan_checks.validation_text(found))
-    return 0
+    return show(options, found.as_json(), plan_checks.validation_text(found))
 
 
 def _preset(rows: list[dict[str, Any]], asked: str | None) -> str | None:
@@ -286,8 +272,7 @@ def run_published(options: argparse.Namespace) -> int:
     from ringfence_lab.plan import published
 
     found = [{**asdict(each), "decisive": each.decisive} for each in published.slowdowns()]
-    print(json.dumps(found, indent=2) if options.json else plan_checks.published_text())
-    return 0
+    return show(options, found, plan_checks.published_text())
 
 
 def find_hardware(name: str) -> Hardware:
@@ -320,7 +305,7 @@ def _text(path: Path, what: str = "") -> str:
         raise ConfigurationError(f"cannot read {what}{path}: {error}") from None
 
 
-def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], int, str]:
+def read_study(folder: Path) -> tuple[list[dict[str, Any]], int, str]:
     """The summary rows of what was measured last, as in the report of the study; the machine's cores; the day."""
     from ringfence_lab.report.study import read
 
@@ -329,8 +314,8 @@ def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], i
         raise ConfigurationError(
             f"{folder}: nothing says who measured its rows and when; `ringfence study rebuild` makes the summary anew"
         )
-    found = cores or int(study.facts.get("cores") or os.cpu_count() or 1)
-    return [dict(row) for row in study.rows], found, study.dates[-1][:10]
+    cores = int(study.facts.get("cores") or os.cpu_count() or 1)
+    return [dict(row) for row in study.rows], cores, study.dates[-1][:10]
 
 
 def _check_new(path: Path) -> None:
@@ -371,29 +356,3 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "ddp": {"unit_blocks": None, "keep_parameters": False},
     "fsdp": {"bucket_cap_mb": None, "every": 1},
 }
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 7e9") from None
-
-
-def _workers(text: str) -> int:
-    value = _count(text)
-    if value > _MOST_WORKERS:
-        raise argparse.ArgumentTypeError(
-            f"{text} workers are more than the model is for: it was looked at for up to {_MOST_WORKERS:,}"
-        )
-    return value
-
-
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 0 < value <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {1 << 20}")
-    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,9 +10,10 @@ from ringfence.cli.terminal import table, wrap
 from ringfence.collectives import Collective
 from ringfence.collectives.counts import Counts, count
 from ringfence_lab.bench.units import bytes_of, size_text
+from ringfence_lab.cli.options import parsed, show
+from ringfence_lab.plan.recommend import WORKERS
 from ringfence_lab.plan.schedules import machines_of
 
-WORKERS: Final = tuple(1 << power for power in range(1, 15))  # 2 to 16,384
 KINDS: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 HEADER: Final = ("workers", "rounds", "messages", "seals", "opens", "sent", "over least", "links", "scratch", "copies")
 _HALVES: Final = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
@@ -28,27 +28,19 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collective", choices=KINDS, default=KINDS[0], metavar="OP", help=f"{', '.join(KINDS)}; default: {KINDS[0]}"
     )
-    parser.add_argument("--size", type=_size, default=25 << 20, metavar="SIZE", help="of its tensor; default: 25MiB")
+    parser.add_argument(
+        "--size", type=parsed(bytes_of), default=25 << 20, metavar="SIZE", help="of its tensor; default: 25MiB"
+    )
     parser.add_argument("--workers-per-machine", type=int, default=1, metavar="N", help="default: 1")
     parser.set_defaults(run=run)
-
-
-def _size(text: str) -> int:
-    try:
-        return bytes_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
     found = counted(options.collective, options.size, options.workers_per_machine)
-    if options.json:
-        print(json.dumps([{"workers": workers, **each._asdict()} for workers, each in found], indent=2))
-        return 0
-    print(table([HEADER, *rows(options.collective, options.size, options.workers_per_machine, found)]))
-    print(f"\n{wrap(ABOUT)}")
-    return 0
+    text = table([HEADER, *rows(options.collective, options.size, options.workers_per_machine, found)])
+    document = [{"workers": workers, **each._asdict()} for workers, each in found]
+    return show(options, document, f"{text}\n\n{wrap(ABOUT)}")
 
 
 def counted(collective: str, size: int, per_machine: int, workers: Sequence[int] = WORKERS) -> list[tuple[int, Counts]]:

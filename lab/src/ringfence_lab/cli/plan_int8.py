@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ringfence.cli.terminal import table, wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.units import bytes_of, size_text, time_text
+from ringfence_lab.cli.options import parsed
 from ringfence_lab.plan import quantised
 
 if TYPE_CHECKING:
@@ -22,17 +22,12 @@ RATES: Final = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0)  # Gbit/s
 
 def add_to(parser: argparse.ArgumentParser) -> None:
     """Add the options; those of `plan` itself say for which workers and hardware."""
-    parser.add_argument("--size", type=_size, default=25 << 20, metavar="SIZE", help="of the tensor; default: 25MiB")
+    parser.add_argument(
+        "--size", type=parsed(bytes_of), default=25 << 20, metavar="SIZE", help="of the tensor; default: 25MiB"
+    )
     parser.add_argument(
         "--measure", action="store_true", help="quantise here, instead of taking figures that are shipped"
     )
-
-
-def _size(text: str) -> int:
-    try:
-        return bytes_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def predict(profile: Hardware, workers: int, size: int, measure: bool) -> dict[str, Any]:
@@ -63,11 +58,8 @@ def predict(profile: Hardware, workers: int, size: int, measure: bool) -> dict[s
     }
 
 
-def show(found: dict[str, Any], as_json: bool) -> int:
-    """Print predictions."""
-    if as_json:
-        print(json.dumps(found, indent=2))
-        return 0
+def as_text(found: dict[str, Any]) -> str:
+    """Lay out predictions."""
     rows = [
         (
             f"{each['rate']:g} Gbit/s",
@@ -77,8 +69,7 @@ def show(found: dict[str, Any], as_json: bool) -> int:
         )
         for each in found["rates"]
     ]
-    print(f"all_reduce, {size_text(found['size'])}, {found['workers']} workers, {found['hardware']}")
-    print(table([("bandwidth of a node", "float32", "int8", "times faster"), *rows]))
+    what = f"all_reduce, {size_text(found['size'])}, {found['workers']} workers, {found['hardware']}"
     limit = found["pays_below"]
     if limit is None:
         said = "int8 pays at every bandwidth."
@@ -89,5 +80,5 @@ def show(found: dict[str, Any], as_json: bool) -> int:
     codec = found["codec"]
     where = "measured here" if codec["measured"] else "shipped; --measure measures here"
     costs = f"{codec['quantise'] * 1e9:.2f} ns a byte to quantise, {codec['read'] * 1e9:.2f} to read back ({where})"
-    print(wrap(f"{said} On a core: {costs}."))
-    return 0
+    times = table([("bandwidth of a node", "float32", "int8", "times faster"), *rows])
+    return "\n".join([what, times, wrap(f"{said} On a core: {costs}.")])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 
 from ringfence.cli.terminal import table, wrap
 from ringfence.errors import ConfigurationError
+from ringfence_lab.cli.options import show
 from ringfence_lab.plan import regions
 
 ABOUT = (
@@ -33,9 +33,6 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("--elements, --seconds and --round are above zero, and --sites is 2 to 64")
     what = regions.Run(int(options.elements) or 1, options.seconds, options.sites, options.round)
     found = regions.table(what)
-    if options.json:
-        print(json.dumps(found, indent=2))
-        return 0
     rows = [
         (
             f"{row['rate'] / 1e9:g} Gbit/s",
@@ -44,6 +41,4 @@ def run(options: argparse.Namespace) -> int:
         )
         for row in found
     ]
-    print(table([("link", "one way", *regions.WAYS), *rows]))
-    print(f"\n{wrap(ABOUT)}")
-    return 0
+    return show(options, found, f"{table([('link', 'one way', *regions.WAYS), *rows])}\n\n{wrap(ABOUT)}")

@@ -37,7 +37,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help=LAB["report"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     report.add_argument(
         "--study", type=Path, default=Path("study-results"), metavar="DIR", help="default: study-results"

@@ -55,7 +55,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help=LAB["study"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     grid = study.add_mutually_exclusive_group()
     grid.add_argument(
