@@ -69,10 +69,10 @@ class Authority:
             raise ConfigurationError(f"{trust_domain!a} is not a trust domain: use a name such as example.org")
         key = ec.generate_private_key(ec.SECP384R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ringfence authority of {trust_domain}"[:64])])
-        builder = _builder(name, name, key.public_key(), key.public_key(), f"spiffe://{trust_domain}", _AUTHORITY_DAYS)
+        begun = builder(name, name, key.public_key(), key.public_key(), f"spiffe://{trust_domain}", _AUTHORITY_DAYS)
         certificate = (
-            builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(issues=True), critical=True)
+            begun.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(key_usage(issues=True), critical=True)
             .sign(key, hashes.SHA384())
         )
         return cls(folder, certificate, key, new=True)
@@ -175,11 +175,11 @@ class Authority:
         identity = f"spiffe://{self.trust_domain}/worker/{name}"
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         issuer = self._certificate.subject
-        builder = _builder(subject, issuer, key, self._key.public_key(), identity, days)
+        begun = builder(subject, issuer, key, self._key.public_key(), identity, days)
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         certificate = (
-            builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(issues=False), critical=True)
+            begun.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(key_usage(issues=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
             .sign(self._key, hashes.SHA384())
         )
@@ -197,7 +197,7 @@ def trust_domain_of(certificate: x509.Certificate) -> str | None:
     return domain if is_trust_domain(domain) else None
 
 
-def _builder(
+def builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -205,6 +205,7 @@ def _builder(
     uri: str,
     days: int,
 ) -> x509.CertificateBuilder:
+    """Return what the certificates of an authority and of its workers have in common."""
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     return (
         x509.CertificateBuilder()
@@ -220,7 +221,8 @@ def _builder(
     )
 
 
-def _usage(*, issues: bool) -> x509.KeyUsage:
+def key_usage(*, issues: bool) -> x509.KeyUsage:
+    """Return the key usage of an authority or of a worker."""
     return x509.KeyUsage(
         digital_signature=not issues,
         content_commitment=False,
