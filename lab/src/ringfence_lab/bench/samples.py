@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,23 +35,20 @@ class Samples:
             raise ConfigurationError(f"cannot use the results folder {folder}: {error.strerror}") from error
 
     def _load(self) -> None:
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        whole = b"".join(line for line in lines if line.endswith(b"\n"))
-        if lines and not lines[-1].endswith(b"\n"):
-            os.truncate(self.path, len(whole))  # a line that was being written when its run was ended
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                raise ConfigurationError(f"{self.path}, line {number}: not JSON; move the file away") from None
-            if not isinstance(record, dict) or ("case" in record and not isinstance(record.get("samples"), dict)):
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        if content and not content.endswith(b"\n"):  # a line that was being written when its run was ended
+            os.truncate(self.path, content.rfind(b"\n") + 1)
+        for number, record in records(self.path):
+            if "case" in record and not isinstance(record.get("samples"), dict):
                 raise ConfigurationError(f"{self.path}, line {number}: not a line of samples; move the file away")
             if "case" in record:
                 self._rounds.setdefault(key(record["case"]), []).append(record["samples"])
 
     def begin(self, machine: Mapping[str, Any], command: str, date: str) -> None:
         """Record the machine, command and date of the rounds that follow."""
-        self._append({"run": self.run, "machine": machine, "command": command, "date": date})
+        append(self.path, {"run": self.run, "machine": machine, "command": command, "date": date})
 
     def rounds(self, case: Case) -> list[Round]:
         """Return the rounds that were measured with exactly these settings."""
@@ -59,11 +56,26 @@ class Samples:
 
     def add(self, case: Case, samples: Round) -> None:
         rounds = self._rounds.setdefault(key(case), [])
-        self._append({"run": self.run, "case": case, "round": len(rounds), "samples": samples})
+        append(self.path, {"run": self.run, "case": case, "round": len(rounds), "samples": samples})
         rounds.append(samples)
 
-    def _append(self, record: Mapping[str, Any]) -> None:
-        append(self.path, record)
+
+def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the lines of a file with their numbers, without a last incomplete line, which a killed run left.
+
+    Raises ConfigurationError, which names the line.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise ConfigurationError(f"{path}, line {number}: not JSON; move the file away") from None
+            if not isinstance(record, dict):
+                raise ConfigurationError(f"{path}, line {number}: not a record; move the file away")
+            yield number, record
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ rows of a cell are those of the circumstances that are selected (`selection`).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Final
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.names import STAGES
 from ringfence_lab.bench.netns import bits_per_second
+from ringfence_lab.bench.samples import records
 from ringfence_lab.study import selection
 
 _SAME: Final = ("kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts")
@@ -30,12 +30,12 @@ def rows_of(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
     """
     case = selection.case_of(file)
     if case is None:  # nothing measured yet, or not to be read: then the line is named
-        for _ in _records(file):
+        for _ in records(file):
             pass
         return
     runs: dict[str, dict[str, Any]] = {}
     shared = _settings(file, case)
-    for number, record in _records(file):
+    for number, record in records(file):
         try:
             if selection.NOTE in record:
                 if record[selection.NOTE] == case and case["machine"] in machines:
@@ -106,18 +106,3 @@ def _number(sample: Mapping[str, Any], name: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"{name} is {value!r}, and no finite number")
     return float(value)
-
-
-def _records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the lines of a file without a last incomplete line, which a killed study left."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                record = json.loads(line)
-            except ValueError:
-                raise ConfigurationError(f"{file}, line {number}: not JSON; move the file away") from None
-            if not isinstance(record, dict):
-                raise ConfigurationError(f"{file}, line {number}: not a record; move the file away")
-            yield number, record
