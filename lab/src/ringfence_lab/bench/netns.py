@@ -82,10 +82,8 @@ class Hosts:
         _remove_orphans()
         try:
             self._build()
-        except BaseException as error:
+        except BaseException:
             self._remove()
-            if isinstance(error, subprocess.CalledProcessError):
-                raise ConfigurationError(f"`{' '.join(error.cmd)}` failed: {error.stderr.strip()}") from error
             raise
         return self
 
@@ -94,8 +92,8 @@ class Hosts:
 
     def _build(self) -> None:
         for name in self._names:
-            _run(f"ip netns add {name}")
-            _run(f"ip -n {name} link set lo up")
+            run(f"ip netns add {name}")
+            run(f"ip -n {name} link set lo up")
         if self._link is None:
             self._build_bridge()
         else:
@@ -104,13 +102,13 @@ class Hosts:
     def _build_relay(self, link: LongLink) -> None:
         self.relay = Relay(self.ends, _INTERFACE, link)
         for name, address in self.ends:
-            _run(f"ip -n {name} link set {_INTERFACE} mtu {MTU} txqueuelen 4000")
-            _run(f"ip -n {name} address add {address}/16 dev {_INTERFACE}")
-            _run(f"ip -n {name} link set {_INTERFACE} up")
+            run(f"ip -n {name} link set {_INTERFACE} mtu {MTU} txqueuelen 4000")
+            run(f"ip -n {name} address add {address}/16 dev {_INTERFACE}")
+            run(f"ip -n {name} link set {_INTERFACE} up")
             for limits in (f"tcp_rmem=4096 131072 {_LONG_BUFFER}", f"tcp_wmem=4096 16384 {_LONG_BUFFER}"):
-                _run(["ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv4.{limits}"])
+                run(["ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv4.{limits}"])
             if self._rate is not None:
-                _run(f"tc -n {name} qdisc add dev {_INTERFACE} {self._limit()}")
+                run(f"tc -n {name} qdisc add dev {_INTERFACE} {self._limit()}")
 
     def _limit(self) -> str:
         assert self._rate is not None
@@ -118,39 +116,42 @@ class Hosts:
 
     def _build_bridge(self) -> None:
         bridge = self._bridge
-        _run(f"ip netns add {bridge}")
-        _run(f"ip -n {bridge} link add bridge type bridge")
-        _run(f"ip -n {bridge} link set bridge up")
+        run(f"ip netns add {bridge}")
+        run(f"ip -n {bridge} link add bridge type bridge")
+        run(f"ip -n {bridge} link set bridge up")
         for number, name in enumerate(self._names):
             port = f"port{number}"
-            _run(f"ip -n {name} link add {_INTERFACE} type veth peer name {port} netns {bridge}")
-            _run(f"ip -n {bridge} link set {port} master bridge up")
-            _run(f"ip -n {name} address add {_address(number)}/16 dev {_INTERFACE}")
-            _run(f"ip -n {name} link set {_INTERFACE} up")
+            run(f"ip -n {name} link add {_INTERFACE} type veth peer name {port} netns {bridge}")
+            run(f"ip -n {bridge} link set {port} master bridge up")
+            run(f"ip -n {name} address add {_address(number)}/16 dev {_INTERFACE}")
+            run(f"ip -n {name} link set {_INTERFACE} up")
             if self._rate is not None:
-                _run(f"tc -n {name} qdisc add dev {_INTERFACE} {self._limit()}")
-                _run(f"tc -n {bridge} qdisc add dev {port} {self._limit()}")
+                run(f"tc -n {name} qdisc add dev {_INTERFACE} {self._limit()}")
+                run(f"tc -n {bridge} qdisc add dev {port} {self._limit()}")
 
     def _remove(self) -> None:
         if self.relay is not None:
             self.relay.close()
             self.relay = None
         for name in (*self._names, self._bridge):
-            _run(f"ip netns delete {name}", check=False)
+            run(f"ip netns delete {name}", check=False)
 
 
 def _remove_orphans() -> None:
     """Remove the namespaces of benchmarks that were killed; a name contains the id of the process."""
-    for name, process in re.findall(r"^(rfb([0-9]+)-\S+)", _run("ip netns list", check=False), re.M):
+    for name, process in re.findall(r"^(rfb([0-9]+)-\S+)", run("ip netns list", check=False), re.M):
         if not Path("/proc", process).exists():
-            _run(f"ip netns delete {name}", check=False)
+            run(f"ip netns delete {name}", check=False)
 
 
 def _address(number: int) -> str:
     return f"10.83.{number // 250}.{number % 250 + 1}"
 
 
-def _run(command: str | Sequence[str], check: bool = True) -> str:
-    """Run a command, a text if no word of it has spaces; return what it prints."""
+def run(command: str | Sequence[str], check: bool = True, given: str | None = None) -> str:
+    """Run a command, a text if no word of it has spaces; return what it prints. Raises ConfigurationError if it fails."""
     words = command.split() if isinstance(command, str) else command
-    return subprocess.run(words, check=check, capture_output=True, text=True).stdout  # noqa: S603
+    done = subprocess.run(words, check=False, capture_output=True, text=True, input=given)  # noqa: S603
+    if check and done.returncode:
+        raise ConfigurationError(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout.strip()

@@ -18,6 +18,7 @@ from typing import Final
 from ringfence.cli.dev_ca import Authority
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.names import TUNNELS
+from ringfence_lab.bench.netns import run
 
 _PROGRAMS: Final = {"gloo-wireguard": ("wireguard-go", "wg"), "gloo-openvpn": ("openvpn",)}
 _READY_SECONDS: Final = 30.0
@@ -52,8 +53,8 @@ def interface(variant: str) -> str:
 
 
 def _wireguard(ends: Ends, name: str, folder: Path, stack: contextlib.ExitStack) -> None:
-    keys = [_run("wg", "genkey") for _ in ends]
-    public = [_run("wg", "pubkey", given=key) for key in keys]
+    keys = [run("wg genkey") for _ in ends]
+    public = [run("wg pubkey", given=key) for key in keys]
     for number, (namespace, _) in enumerate(ends):
         device = f"{name}{number}"  # its control socket is in a folder that all namespaces share
         inside = ("ip", "netns", "exec", namespace)
@@ -62,20 +63,12 @@ def _wireguard(ends: Ends, name: str, folder: Path, stack: contextlib.ExitStack)
         secret, peer = folder / f"{device}.key", 1 - number
         secret.touch(0o600)
         secret.write_text(keys[number])
-        words = (
-            "private-key",
-            str(secret),
-            "listen-port",
-            "51820",
-            "peer",
-            public[peer],
-            "allowed-ips",
-            "10.84.0.0/24",
-        )
-        _run(*inside, "wg", "set", device, *words, "endpoint", f"{ends[peer][1]}:51820")
-        _run("ip", "-n", namespace, "link", "set", device, "name", name, "mtu", "1420")
-        _run("ip", "-n", namespace, "address", "add", f"10.84.0.{number + 1}/24", "dev", name)
-        _run("ip", "-n", namespace, "link", "set", name, "up")
+        address = f"peer {public[peer]} allowed-ips 10.84.0.0/24 endpoint {ends[peer][1]}:51820"
+        own = ("private-key", str(secret), "listen-port", "51820")
+        run([*inside, "wg", "set", device, *own, *address.split()])
+        run(f"ip -n {namespace} link set {device} name {name} mtu 1420")
+        run(f"ip -n {namespace} address add 10.84.0.{number + 1}/24 dev {name}")
+        run(f"ip -n {namespace} link set {name} up")
 
 
 def _openvpn(ends: Ends, name: str, folder: Path, stack: contextlib.ExitStack) -> None:
@@ -120,11 +113,3 @@ def _is_up(log: Path) -> bool:
 
 def _answers(*command: str) -> bool:
     return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603
-
-
-def _run(*command: str, given: str | None = None) -> str:
-    """Run a command; return what it prints."""
-    done = subprocess.run(command, check=False, capture_output=True, text=True, input=given)  # noqa: S603
-    if done.returncode:
-        raise ConfigurationError(f"`{' '.join(command[:6])} …` failed: {done.stderr.strip()}")
-    return done.stdout.strip()
