@@ -75,9 +75,9 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_the_resolution_is_how_far_the_baseline_differs_from_itself() -> None:
-    assert resolution([1, 2, 3], [1, 2, 3]) == 0
-    assert resolution([1.0] * 5, [1.1] * 5) == pytest.approx(0.1)
-    assert resolution([1.0] * 5, [0.8] * 5) == pytest.approx(0.2)
+    assert resolution([1.0, 1.0, 1.0]) == 0
+    assert resolution([1.1] * 5) == pytest.approx(0.1)
+    assert resolution([0.8] * 5) == pytest.approx(0.2)
 
 
 def test_a_result_compares_every_variant_with_both_runs_of_the_baseline() -> None:

@@ -47,12 +47,7 @@ def ratios(values: Sequence[float], first: Sequence[float], second: Sequence[flo
     return [2 * value / (a + b) for value, a, b in zip(values, first, second, strict=True)]
 
 
-def resolution(first: Sequence[float], second: Sequence[float]) -> float:
+def resolution(values: Sequence[float]) -> float:
     """Return how far from 1 the ratio of the two baseline runs may read: smaller differences cannot be measured."""
-    return distance_from_one([b / a for a, b in zip(first, second, strict=True)])
-
-
-def distance_from_one(values: Sequence[float]) -> float:
-    """Return how far the interval of `values` reaches from 1."""
     found = interval(values)
     return max(abs(found.low - 1), abs(found.high - 1))

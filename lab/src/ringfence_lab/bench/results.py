@@ -69,7 +69,8 @@ def result(measured: Measured) -> Result:
     lines = [_line(measured.case, rounds, name, first, second) for name in taking_part]
     sealed_over = _sealed_over(rounds, taking_part, baseline)
     predicted = _predicted(measured.case) if any(line.counted for line in lines) else None
-    return Result(measured.case, len(rounds), resolution(first, second), lines, sealed_over, predicted)
+    itself = resolution([b / a for a, b in zip(first, second, strict=True)])
+    return Result(measured.case, len(rounds), itself, lines, sealed_over, predicted)
 
 
 def _predicted(case: Case) -> Traffic | None:

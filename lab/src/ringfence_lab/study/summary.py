@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ringfence.config.private_files import replace_file
 from ringfence_lab.bench import names
-from ringfence_lab.bench.intervals import MIN_ROUNDS, distance_from_one, interval
+from ringfence_lab.bench.intervals import MIN_ROUNDS, interval, resolution
 from ringfence_lab.study.folder import Folder
 from ringfence_lab.study.rounds import TEE_SETTINGS, Row, rows_of
 
@@ -48,7 +48,7 @@ def summary_of(rows: Sequence[Row]) -> Iterator[Row]:
     if not baseline:
         return  # without a round of the baseline there is nothing to compare with
     order = sorted(baseline)
-    itself = distance_from_one(sorted(second[n]["seconds"] / first[n]["seconds"] for n in order))
+    itself = resolution(sorted(second[n]["seconds"] / first[n]["seconds"] for n in order))
     for samples in by_variant.values():
         rounds = [samples[number] for number in order if number in samples]
         if rounds:
