@@ -11,7 +11,7 @@ from ringfence_lab.bench.byte_counts import Traffic
 from ringfence_lab.bench.measure import device_text
 from ringfence_lab.bench.relay import LongLink
 from ringfence_lab.bench.results import Result, VariantResult
-from ringfence_lab.bench.units import size_text, time_text
+from ringfence_lab.bench.units import bucket_text, size_text, time_text
 
 _DEVICE_NOTES: Final = (
     "ratio: to the mean of host-a and host-b of the same round: the same collective on host tensors, while the copies that "
@@ -101,11 +101,6 @@ def _staging_texts(staging: Mapping[str, Any]) -> list[str]:
     shares = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in call.items())
     times = ", ".join(f"{stage} {time_text(seconds)}" for stage, seconds in each.items())
     return [f"  staging: {shares} of {time_text(whole)}", f"  each of {staging['passes']:.0f} passes: {times}"]
-
-
-def bucket_text(bucket_mb: float | None) -> str:
-    """Return the size of DDP's buckets."""
-    return "default buckets" if bucket_mb is None else f"buckets of {bucket_mb:g} MiB"
 
 
 def _row(line: VariantResult) -> tuple[str, ...]:

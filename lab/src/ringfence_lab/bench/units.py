@@ -33,3 +33,8 @@ def time_text(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def bucket_text(bucket_mb: float | None) -> str:
+    """Format the size of DDP's buckets."""
+    return "default buckets" if bucket_mb is None else f"buckets of {bucket_mb:g} MiB"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from ringfence_lab.bench.intervals import Interval
-from ringfence_lab.bench.units import size_text
+from ringfence_lab.bench.units import bucket_text, size_text
 from ringfence_lab.report.study import CellSummary
 
 SEALED: Final = "ringfence"
@@ -104,10 +104,6 @@ def named(cell: CellSummary) -> str:
 
 def workers_text(cell: CellSummary) -> str:
     return f"{cell.workers} workers"
-
-
-def bucket_text(bucket_mb: float | None) -> str:
-    return "default buckets" if bucket_mb is None else f"buckets of {bucket_mb:g} MiB"
 
 
 def rate_text(bits: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from ringfence_lab.bench.units import bucket_text
 from ringfence_lab.report.figure import DIGITS, Missing, Picture, Table, distinct, ends, grouped, having, ranged
 from ringfence_lab.report.labels import (
     ALONE,
@@ -13,7 +14,6 @@ from ringfence_lab.report.labels import (
     PROFILED,
     SEALED,
     brief,
-    bucket_text,
     fully,
     interval_text,
     is_step,
