@@ -8,9 +8,9 @@ enlarged ones. The abstract and the opening were read, not the body.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from ringfence_lab.plan import models
 from ringfence_lab.plan.buckets import MIB
@@ -21,8 +21,8 @@ from ringfence_lab.plan.work import VARIANTS
 GPUS: Final = 4
 NODE: Final = "h100-cc-node"
 PUBLISHED: Final = {"default": 41.6, "enlarged": 3.03, "average": 8.68}  # the last over the models of Lee et al.
-_GRID_SAMPLES: Final = {"bert-large": 4, "gpt2": 4, "gpt2-xl": 4, "resnet50": 32}  # of the grid gpu-tee
-_ENLARGED: Final = 200.0  # MiB: the largest buckets of that grid
+GRID_SAMPLES: Final = {"bert-large": 4, "gpt2": 4, "gpt2-xl": 4, "resnet50": 32}  # of the grid gpu-tee
+ENLARGED: Final = 200.0  # MiB: the largest buckets of that grid
 # `ringfence study --grid gpu-tee`, preset h100, four devices, 2026-11-16: confidential over plain, of steps that are cut.
 SIMULATED: Final = {"default": 47.2, "200 MiB": 39.5, "average": 57.4}
 _INPUTS: Final = {
@@ -52,12 +52,12 @@ class Slowdown:
 def slowdowns() -> list[Slowdown]:
     """Return the published slowdowns of four GPUs beside those of the planner, with the batches of the grid gpu-tee."""
     gpt2 = models.load("gpt2-xl")
-    default = Question(gpt2, GPUS, samples=_GRID_SAMPLES["gpt2-xl"])
+    default = Question(gpt2, GPUS, samples=GRID_SAMPLES["gpt2-xl"])
     one = replace(default, cap_mib=gpt2.elements * default.bytes_each / MIB)
-    all_models = [Question(models.load(name), GPUS, samples=count) for name, count in _GRID_SAMPLES.items()]
+    all_models = [Question(models.load(name), GPUS, samples=count) for name, count in GRID_SAMPLES.items()]
     asked = [
         ("GPT-2 XL, default buckets", "default", [default], SIMULATED["default"]),
-        ("GPT-2 XL, buckets of 200 MiB", "enlarged", [replace(default, cap_mib=_ENLARGED)], SIMULATED["200 MiB"]),
+        ("GPT-2 XL, buckets of 200 MiB", "enlarged", [replace(default, cap_mib=ENLARGED)], SIMULATED["200 MiB"]),
         ("GPT-2 XL, one bucket", "enlarged", [one], None),
         (f"mean of {len(all_models)} models", "average", all_models, SIMULATED["average"]),
     ]
@@ -80,15 +80,3 @@ def _slowdown(profile: Hardware, asked: list[Question]) -> float:
         step(profile, VARIANTS["hop-by-hop"], each).seconds / step(profile, VARIANTS["plaintext"], each).seconds
         for each in asked
     )
-
-
-def simulated(rows: Iterable[Mapping[str, Any]], preset: str) -> dict[str, float]:
-    """Return the slowdowns that SIMULATED has, from summary rows of a study."""
-    cells = {
-        (row["model"], row["bucket_mb"]): float(row["ratio"])
-        for row in sorted(rows, key=lambda row: row["load"] or 0.0)  # of two dilations the smaller one
-        if row["preset"] == preset and row["variant"] == "confidential" and row["model"] and not row["changed"]
-        if row["workers"] == GPUS and row["samples"] == _GRID_SAMPLES[row["model"]]
-    }
-    average = statistics.fmean(cells[name, None] for name in _GRID_SAMPLES)
-    return {"default": cells["gpt2-xl", None], "200 MiB": cells["gpt2-xl", _ENLARGED], "average": average}
