@@ -10,26 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-# Elements that load what an attribute names. A link of the kind <a href> loads nothing until somebody follows it.
-LOADS: Final = {
-    ("script", "src"),
-    ("link", "href"),
-    ("img", "src"),
-    ("img", "srcset"),
-    ("source", "src"),
-    ("source", "srcset"),
-    ("iframe", "src"),
-    ("embed", "src"),
-    ("object", "data"),
-    ("audio", "src"),
-    ("video", "src"),
-    ("video", "poster"),
-    ("image", "href"),
-    ("image", "xlink:href"),
-    ("use", "href"),
-    ("use", "xlink:href"),
-    ("form", "action"),
-}
+# Attributes that load what they name, of any element but a link, which loads nothing until somebody follows it.
+LOADS: Final = ("src", "srcset", "href", "xlink:href", "data", "poster", "action")
 # Hosts whose names stand in licences, error messages and namespaces of the scripts, and are never asked. A new one is a
 # reason to look at what the new version of the theme, or of Mermaid, does with it.
 MENTIONED: Final = {
@@ -75,7 +57,7 @@ class PageParser(HTMLParser):
         self._style = tag == "style"
         if tag == "link" and {"canonical", "next", "prev", "alternate"} & set(values.get("rel", "").split()):
             return
-        self.loads += [values[name] for element, name in LOADS if element == tag and values.get(name)]
+        self.loads += [values[name] for name in LOADS if tag != "a" and values.get(name)]
         self.styles += [values["style"]] if values.get("style") else []
 
     def handle_data(self, data: str) -> None:
