@@ -30,16 +30,15 @@ def traffic(
     machines: Machines = (),
     *,
     root: int = 0,
-    width: int = 4,
     table: Thresholds | None = None,
     only: Iterable[int] | None = None,
 ) -> Traffic:
-    """Return what all ranks send, or `only` some, in a collective of `size` bytes in elements of `width` bytes.
+    """Return what all ranks send, or `only` some, in a collective of `size` bytes of float32.
 
     `size` is the tensor of an all-reduce, a reduce and a broadcast; of others it is the tensor with a part for each worker.
     """
     found = [
-        count(kind, ranks, size, table, machines, rank=rank, root=root, width=width)
+        count(kind, ranks, size, table, machines, rank=rank, root=root)
         for rank in (range(ranks) if only is None else only)
     ]
     return Traffic(

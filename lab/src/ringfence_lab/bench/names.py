@@ -59,7 +59,6 @@ STAGES: Final = ("seal", "open", "lock", "reduce", "send", "receive", "wait")  #
 ALONE: Final = "alone"  # a step with no communication at all; the study measures it, `bench` does not
 RINGS: Final = ("hop-by-hop", "tls", "plain-ring")
 DEFAULT_VARIANTS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls")
-DEFAULT_TRAINING: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed")
 DEFAULT_MEMORY: Final = ("gloo-b", "ringfence")
 GROUPS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed")  # process groups, which FSDP2 needs
 

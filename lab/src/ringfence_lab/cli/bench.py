@@ -150,7 +150,7 @@ def _add_train(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     cap = "of DDP; `default` (the default) leaves it to DDP: 25, after a first bucket of 1"
     _add_list(train, "--bucket-cap-mb", _bucket, "default", "MIB", cap)
     train.add_argument("--strategy", choices=names.STRATEGIES, default="ddp")
-    _add_common(train, names.DEFAULT_TRAINING, name_of(names.VARIANTS), rounds=7)
+    _add_common(train, names.GROUPS, name_of(names.VARIANTS), rounds=7)
 
 
 def _add(

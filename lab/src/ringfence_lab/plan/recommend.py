@@ -182,6 +182,6 @@ def _why(before: StepCost, after: StepCost) -> str:
     return f"{counts}{before.communication.dominant} dominated, now {after.communication.dominant}"
 
 
-def sweep(hardware: Hardware, question: Question, workers: tuple[int, ...] = WORKERS) -> Iterator[Plan]:
+def sweep(hardware: Hardware, question: Question) -> Iterator[Plan]:
     """Answer the same question at other scales, one after the other."""
-    return (plan(hardware, replace(question, workers=count)) for count in workers)
+    return (plan(hardware, replace(question, workers=count)) for count in WORKERS)
