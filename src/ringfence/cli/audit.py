@@ -11,8 +11,6 @@ from ringfence.cli import terminal
 from ringfence.errors import ConfigurationError, RecordError
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence.record.statement import Statement
 
 LIMITS: Final = (
@@ -63,7 +61,7 @@ exit codes:
 """
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: terminal.Commands) -> None:
     """Add `audit` to the command line."""
     audit = commands.add_parser("audit", help="verify a signed record", description=DESCRIPTION, epilog=EXAMPLES)
     audit.add_argument("record", type=Path, metavar="RECORD", help="the file with the record, or a folder with logs")

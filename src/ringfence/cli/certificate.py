@@ -6,13 +6,9 @@ import argparse
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ringfence.cli.terminal import number, say
+from ringfence.cli.terminal import Commands, number, say
 from ringfence.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
 DESCRIPTION = """\
 Issue a certificate for each NAME. The first call also makes the certificate authority that issues them.
@@ -66,7 +62,7 @@ DAYS = number(1, 825)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,62}")
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
     """Add the actions of `certificate` to the command line."""
     certificate = commands.add_parser("certificate", help="issue certificates for workers")
     actions = certificate.add_subparsers(title="actions", metavar="ACTION", required=True)

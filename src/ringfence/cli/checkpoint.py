@@ -12,12 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import terminal
-from ringfence.cli.terminal import say
+from ringfence.cli.terminal import Commands, say
 from ringfence.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence.checkpoint import Anchor, Key
 
 CODES = """\
@@ -77,7 +75,7 @@ examples:
 KEY = "a key file (`ringfence secret new FILE`), or python:MODULE:NAME, a function that returns a KeyWrapper"
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
     """Add `checkpoint verify`, `show`, `rewrap` and `convert` to the command line."""
     summary = "verify, show, re-key or convert sealed checkpoints"
     checkpoint = commands.add_parser("checkpoint", help=summary, epilog=EXAMPLES + "\n" + CODES)

@@ -8,15 +8,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ringfence.cli import terminal
 from ringfence.cli.checks import configuration, device, hardware, software
 from ringfence.cli.checks.check import Check, bad
 from ringfence.cli.checks.group import group
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
 DESCRIPTION = """\
 Check the software, the CPU, the accelerator and the configuration that a worker started from this shell would use, and form
@@ -37,7 +33,7 @@ exit codes:
 """
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: terminal.Commands) -> None:
     """Add `doctor` to the command line."""
     doctor = commands.add_parser(
         "doctor",

@@ -11,12 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli.terminal import columns, say
+from ringfence.cli.terminal import Commands, columns, say
 from ringfence.errors import AdmissionError, ConfigurationError
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence.cli.evidence_views import View
     from ringfence.evidence.azure_guest import AzureGuest
     from ringfence.evidence.evidence_file import StoredEvidence
@@ -106,7 +104,7 @@ examples:
 """
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
     """Add `evidence collect`, `verify`, `measure`, `collateral` and `ocsp` to the command line."""
     evidence = commands.add_parser("evidence", help="collect and verify attestation evidence")
     actions = evidence.add_subparsers(title="actions", metavar="ACTION", required=True)

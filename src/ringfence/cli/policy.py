@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.cli.templates import HEAD, RULE, TABLES
-from ringfence.cli.terminal import layout_line, say
+from ringfence.cli.terminal import Commands, layout_line, say
 from ringfence.errors import ConfigurationError
 from ringfence.release import PAGES
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence.admission.policy_file.policy_file import PolicyFile, Rules
 
 NEW = """\
@@ -64,7 +62,7 @@ Print in plain words which workers a policy admits.
 SOON_DAYS = 30
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
     """Add `policy new`, `policy check` and `policy explain` to the command line."""
     policy = commands.add_parser("policy", help="write, check or explain a policy: who may join a run")
     actions = policy.add_subparsers(title="actions", metavar="ACTION", required=True)

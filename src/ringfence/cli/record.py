@@ -11,8 +11,6 @@ from ringfence.cli import terminal
 from ringfence.errors import ConfigurationError, RecordError
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence.record.manifest import Summary
 
 DATA = """\
@@ -53,7 +51,7 @@ exit codes:
 _SHOWN: Final = 20  # differences
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: terminal.Commands) -> None:
     """Add `record` and its actions to the command line."""
     record = commands.add_parser("record", help="record what a run was, and which data it uses", epilog=EXAMPLES)
     actions = record.add_subparsers(title="actions", metavar="ACTION", required=True)

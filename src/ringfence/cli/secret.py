@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ringfence.cli.terminal import say
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+from ringfence.cli.terminal import Commands, say
 
 NEW = """\
 Write a new secret to a new file: 32 random bytes, as 64 hexadecimal digits and a newline. The file has mode 0600.
@@ -43,7 +39,7 @@ examples:
 """
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
     """Add `secret new`, `secret check` and `secret rotate` to the command line."""
     secret = commands.add_parser("secret", help="make, check or replace the shared secret of a run")
     actions = secret.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -14,7 +14,10 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
+
+# What a command adds its parser to. The class is private, and takes its type only in annotations.
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 FALLBACK: Final = 80  # columns where the output is no terminal, as in a pipe or a log
 NARROWEST: Final = 40  # below this, wrapped text is harder to read than a line that the terminal breaks

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
-from ringfence.cli.terminal import number
+from ringfence.cli.terminal import Commands, number
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import bounds, names, netns, tunnels
 from ringfence_lab.bench.units import bytes_of
@@ -21,8 +21,6 @@ from ringfence_lab.cli.options import add_json, listed, positive, show
 from ringfence_lab.study.blocks import name_of
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence_lab.bench.measure import Setup
 
 _MOST_WORKERS = 1 << 10
@@ -96,7 +94,7 @@ examples:
 """
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
     """Add `bench collectives`, `train`, `memory`, `latency` and `admission` to the command line."""
     bench = commands.add_parser("bench", help=LAB["bench"], description=DESCRIPTION)
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
@@ -116,7 +114,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     bench_admission.add_to(kinds)
 
 
-def _add_collectives(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_collectives(kinds: Commands) -> None:
     collectives = _add(kinds, "collectives", run_collectives, "single collectives by size", COLLECTIVES_EXAMPLES)
     _add_list(collectives, "--ops", name_of(names.OPERATIONS), "all_reduce", "OP", None)
     _add_list(collectives, "--sizes", bytes_of, "4KiB,64KiB,1MiB,25MiB,100MiB", "SIZE")
@@ -144,7 +142,7 @@ def _add_collectives(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     collectives.set_defaults(variants=None)  # they depend on the device
 
 
-def _add_train(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_train(kinds: Commands) -> None:
     train = _add(kinds, "train", run_train, "training steps of real models", TRAIN_EXAMPLES)
     _add_list(train, "--models", name_of(names.MODELS), "gpt2", "MODEL", None)
     cap = "of DDP; `default` (the default) leaves it to DDP: 25, after a first bucket of 1"
@@ -154,7 +152,7 @@ def _add_train(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add(
-    kinds: _SubParsersAction[argparse.ArgumentParser],
+    kinds: Commands,
     name: str,
     run: Callable[[argparse.Namespace], int],
     summary: str,

@@ -6,12 +6,10 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ringfence.cli.terminal import number, table, wrap
+from ringfence.cli.terminal import Commands, number, table, wrap
 from ringfence_lab.cli.options import add_json, listed, show
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence_lab.bench.admission import AdmissionCost
 
 DESCRIPTION = """\
@@ -34,7 +32,7 @@ _MOST_WORKERS = 1 << 16
 _PREDICTED = 16_384
 
 
-def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(kinds: Commands) -> None:
     """Add `bench admission` to the command line."""
     parser = kinds.add_parser(
         "admission",

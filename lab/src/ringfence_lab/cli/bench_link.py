@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
+from ringfence.cli.terminal import Commands
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench.relay import LongLink, seconds_of, share_of
 from ringfence_lab.cli.options import add_json, parsed, show
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
 DESCRIPTION = """\
 Measure a long link between two network namespaces: delay, jitter, loss and rate against what was set, and the CPU time that the
@@ -24,7 +21,7 @@ examples:
 """
 
 
-def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(kinds: Commands) -> None:
     """Add `bench link` to the command line."""
     parser = kinds.add_parser(
         "link",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.cli.further_commands import LAB
-from ringfence.cli.terminal import number, wrap
+from ringfence.cli.terminal import Commands, number, wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.cli import plan_checks, plan_counts, plan_int8, plan_regions, plan_views
 from ringfence_lab.cli.options import add_json, show
@@ -18,8 +18,6 @@ from ringfence_lab.plan import hardware, models
 from ringfence_lab.plan.steps import STRATEGIES
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence_lab.plan.hardware import Hardware
     from ringfence_lab.plan.models import Model
     from ringfence_lab.plan.steps import Question
@@ -58,7 +56,7 @@ A prediction is worth what its inputs are worth: `ringfence plan hardware NAME` 
 """
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
     """Add `plan` and what belongs to it to the command line."""
     parser = commands.add_parser(
         "plan",

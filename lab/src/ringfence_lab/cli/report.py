@@ -6,12 +6,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ringfence.cli.further_commands import LAB
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+from ringfence.cli.terminal import Commands
 
 DESCRIPTION = """\
 Make one HTML page from a study: the cost of sealing by model, workers, bucket size, rate and wire type, the stages that take
@@ -30,7 +27,7 @@ examples:
 """
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
     """Add `report` to the command line."""
     report = commands.add_parser(
         "report",

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 from ringfence.cli import requirements
 from ringfence.cli.further_commands import LAB
-from ringfence.cli.terminal import wrap
+from ringfence.cli.terminal import Commands, wrap
 from ringfence.errors import ConfigurationError
 from ringfence_lab.bench import names
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence_lab.study.cells import Cell
     from ringfence_lab.study.folder import Folder
     from ringfence_lab.study.runner import CellRounds
@@ -48,7 +46,7 @@ _FOLDER = Path("study-results")
 _ELSEWHERE = "as measured on another machine or with other code"
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
     """Add `study` and `study rebuild` to the command line."""
     study = commands.add_parser(
         "study",

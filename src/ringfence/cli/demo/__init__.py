@@ -15,16 +15,13 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ringfence.cli import requirements, terminal
 from ringfence.cli.demo import capture as wire
 from ringfence.cli.demo import viewer
 from ringfence.cli.demo.relay import Relay
 from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
 LOOPBACK: Final = "127.0.0.1"
 PORTS_PER_WORKER: Final = 4  # the first is the links', and a relay stands before it
@@ -51,7 +48,7 @@ exit codes:
 """
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: terminal.Commands) -> None:
     """Add `demo` to the command line."""
     demo = commands.add_parser(
         "demo",

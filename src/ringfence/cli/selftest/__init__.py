@@ -24,8 +24,6 @@ from ringfence.errors import ConfigurationError
 from ringfence.release import PAGES
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ringfence.cli.signed_file import SignedFile
 
 MOST_WORKERS = 8
@@ -63,7 +61,7 @@ exit codes:
 """
 
 
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: terminal.Commands) -> None:
     """Add `selftest` to the command line."""
     selftest = commands.add_parser(
         "selftest", help="test collectives on this machine's GPU", description=DESCRIPTION, epilog=EXAMPLES
