@@ -27,6 +27,7 @@ from ringfence.admission.policy import Clock, Evidence, Verifier
 from ringfence.admission.policy_file.policy_file import duration_text
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import authorities, certificate_path, crl, identity
+from ringfence.admission.proofs.certificate_path import extension_of
 from ringfence.admission.proofs.certificate_signature import (
     CERTIFICATE_BYTES,
     CHAIN_LIMIT,
@@ -197,7 +198,7 @@ def verify_chain(
         raise AdmissionError("a certificate is malformed or not supported") from error
     name = identity.name_of(extensions, rules.trust_domain)
     _check_times(name, path.leaf, now)
-    _check_use(name, extensions)
+    _check_use(name, path.leaf)
     if isinstance(verified, str):
         raise AdmissionError(f"the certificate of {name} was not issued under an authority of the policy: {verified}")
     rules.check_rank(name, rank)  # checked last: an unverified name could be anything
@@ -220,21 +221,17 @@ def _check_times(name: str, leaf: x509.Certificate, now: float) -> None:
         )
 
 
-def _check_use(name: str, extensions: x509.Extensions) -> None:
+def _check_use(name: str, leaf: x509.Certificate) -> None:
     """Check that the key may sign data, and may not sign certificates."""
-    try:
-        usage = extensions.get_extension_for_class(x509.KeyUsage).value
-    except x509.ExtensionNotFound:
-        raise AdmissionError(f"the certificate of {name} has no key usage; digitalSignature is needed") from None
+    usage, purposes = extension_of(leaf, x509.KeyUsage), extension_of(leaf, x509.ExtendedKeyUsage)
+    if usage is None:
+        raise AdmissionError(f"the certificate of {name} has no key usage; digitalSignature is needed")
     if not usage.digital_signature or usage.key_cert_sign or usage.crl_sign:
         raise AdmissionError(
             f"the key usage of the certificate of {name} must have digitalSignature, and neither keyCertSign nor cRLSign"
         )
-    try:
-        purposes = set(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-    except x509.ExtensionNotFound:
-        return
-    if not {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH} <= purposes:
+    both = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
+    if purposes is not None and not both <= set(purposes):
         raise AdmissionError(
             f"the extended key usage of the certificate of {name} must have clientAuth and serverAuth, or be absent: "
             "a worker is client and server"

@@ -164,13 +164,8 @@ def _check_critical(certificate: x509.Certificate) -> None:
 
 def _name(leaf: x509.Certificate) -> tuple[str, str]:
     """Return model and name, from the one subject alternative name in DMTF's form."""
-    names = [
-        each.value
-        for extension in leaf.extensions
-        if isinstance(extension.value, x509.SubjectAlternativeName)
-        for each in extension.value
-        if isinstance(each, x509.OtherName) and each.type_id == _DEVICE_NAME
-    ]
+    others = extension_of(leaf, x509.SubjectAlternativeName) or ()
+    names = [each.value for each in others if isinstance(each, x509.OtherName) and each.type_id == _DEVICE_NAME]
     if len(names) == 1:
         reader = der.DerReader(names[0])
         match = _NAME.fullmatch(reader.content(der.UTF8_STRING)) if reader.tag == der.UTF8_STRING else None

@@ -22,7 +22,7 @@ from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ringfence.admission.proofs import freshness
-from ringfence.admission.proofs.certificate_path import UNREADABLE
+from ringfence.admission.proofs.certificate_path import UNREADABLE, extension_of
 from ringfence.admission.proofs.crl import identity
 from ringfence.admission.proofs.freshness import Memory, Validity
 from ringfence.errors import AdmissionError
@@ -220,13 +220,11 @@ def _responder(response: ocsp.OCSPResponse, issuer: x509.Certificate, now: float
     moment = datetime.fromtimestamp(now, UTC)
     if not signer.not_valid_before_utc <= moment <= signer.not_valid_after_utc:
         raise ValueError("the certificate of its signer is not valid now")
-    values = [each.value for each in signer.extensions]
     unknown = [each for each in signer.extensions if each.critical and not isinstance(each.value, _CRITICAL)]
-    purposes = [each for each in values if isinstance(each, x509.ExtendedKeyUsage)]
-    usages = [each for each in values if isinstance(each, x509.KeyUsage)]
-    if unknown or not purposes or ExtendedKeyUsageOID.OCSP_SIGNING not in purposes[0]:
+    purposes, usage = extension_of(signer, x509.ExtendedKeyUsage), extension_of(signer, x509.KeyUsage)
+    if unknown or purposes is None or ExtendedKeyUsageOID.OCSP_SIGNING not in purposes:
         raise ValueError("its signer was not authorised to sign OCSP responses")
-    if usages and not usages[0].digital_signature:
+    if usage is not None and not usage.digital_signature:
         raise ValueError("the key of its signer may not sign data")
     return signer
 
