@@ -210,7 +210,6 @@ class Host:
         return True
 
     def on_admitted(self, peer: Peer) -> None:
-        self._connections.unwatch(peer)
         self._connections.pending.remove(peer)
         self._last += 1
         peer.admit(self._last, TO_HOST, keys.CALL_BYTES, self._outage)

@@ -257,7 +257,6 @@ class HostLink:
         return True
 
     def on_admitted(self, peer: Peer) -> None:
-        self._connections.unwatch(peer)
         self._connections.pending.remove(peer)
         peer.admit(0, FROM_HOST, keys.CALL_BYTES, self._outage)
         self._peer = peer

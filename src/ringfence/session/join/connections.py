@@ -28,26 +28,24 @@ class Connections:
         self.neighbours: dict[int, Peer] = {}
         self.waited = 0.0
         self._selector = selectors.DefaultSelector()
-        self._sources: dict[_Source, int] = {}  # with the events that each was selected for
+        self._watched: dict[_Source, int] = {}  # with the events that each is selected for
 
     def add_source(self, source: _Source) -> None:
         """Select for readability of something other than a connection; `wait` returns it as the key's data."""
         self.set_events(source, selectors.EVENT_READ)
 
     def set_events(self, source: _Source, events: int) -> None:
-        """Select something other than a connection of a join for `events`; for 0, no longer."""
-        known = source in self._sources
-        if known and self._sources[source] == events:
+        """Select for `events` of a connection or another source; for 0, no longer."""
+        before = self._watched.get(source, 0)
+        if events == before:
             return
-        if not known:
-            self._selector.register(source, events, source)
-        elif events:
-            self._selector.modify(source, events, source)
-        else:
-            self._selector.unregister(source)
-        self._sources[source] = events
         if not events:
-            del self._sources[source]
+            self._selector.unregister(source)
+            del self._watched[source]
+            return
+        select = self._selector.modify if before else self._selector.register
+        select(source, events, source)
+        self._watched[source] = events
 
     def is_neighbour(self, peer: Peer) -> bool:
         return peer.rank is not None and self.neighbours.get(peer.rank) is peer
@@ -61,21 +59,7 @@ class Connections:
         for peer in (*self.pending, *self.neighbours.values()):
             write = peer.connecting or peer.stream.wants_write
             read = reading and not peer.connecting
-            events = (selectors.EVENT_WRITE if write else 0) | (selectors.EVENT_READ if read else 0)
-            if events == peer.watched:
-                continue
-            if not peer.watched:
-                self._selector.register(peer, events, peer)
-            elif events:
-                self._selector.modify(peer, events, peer)
-            else:
-                self._selector.unregister(peer)
-            peer.watched = events
-
-    def unwatch(self, peer: Peer) -> None:
-        if peer.watched:
-            self._selector.unregister(peer)
-            peer.watched = 0
+            self.set_events(peer, (selectors.EVENT_WRITE if write else 0) | (selectors.EVENT_READ if read else 0))
 
     def wait(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for at most `seconds`, add the time to `waited`, and return what is ready."""
@@ -92,5 +76,6 @@ class Connections:
     def forget(self) -> None:
         """Close the selector and drop all connections. In a forked child each stream closes itself."""
         self._selector.close()
+        self._watched.clear()
         self.pending.clear()
         self.neighbours.clear()

@@ -104,7 +104,7 @@ class Handshakes:
 
     def drop(self, peer: Peer, reason: str, refusal: Refusal | None = None) -> None:
         """Close a pending connection."""
-        self._connections.unwatch(peer)
+        self._connections.set_events(peer, 0)
         self.verification.cancel(peer)
         self._connections.pending.remove(peer)
         peer.stream.close()

@@ -338,7 +338,7 @@ class JoinLoop:
         assert session is not None
         local, self._local = self._local, None
         for peer in neighbours.values():
-            self._connections.unwatch(peer)
+            self._connections.set_events(peer, 0)
         return Membership(
             rank=self._entry.rank,
             world_size=self._entry.world_size,

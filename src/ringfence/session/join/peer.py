@@ -34,7 +34,6 @@ class Peer:
         self.cpu_seconds = 0.0  # used by the loop for this connection
         self._remaining = 0.0
         self.connecting = False
-        self.watched = 0  # the selector events it is registered for
         self.presented_at = 0.0  # when this worker's own proof was sent, in seconds since 1970
         self.collecting_since = 0.0
         self.rank: int | None = None
