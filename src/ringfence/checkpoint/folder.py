@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ringfence.checkpoint.storage import INDEX_NAME, Input, Output, Storage
-from ringfence.config.private_files import sync_folder
+from ringfence.config.private_files import sync_folder, temporary_file
 from ringfence.errors import CheckpointError, ConfigurationError
 
 _PARTIAL: Final = ".partial-"
@@ -120,17 +120,11 @@ class LocalStorage(Storage):
             return sorted(os.listdir(path))
 
     def replace(self, path: str, name: str, content: bytes) -> None:
-        temporary = os.path.join(path, f".{name}-{secrets.token_hex(8)}")
-        with _reported(f"cannot replace {os.path.join(path, name)}"):
-            output = LocalOutput(temporary, len(content))
-            try:
-                output.write_at(memoryview(content), 0)
-                output.finish()
-                os.replace(temporary, os.path.join(path, name))
-            finally:
-                output.abort()
-                with contextlib.suppress(FileNotFoundError):  # it was renamed
-                    os.unlink(temporary)
+        target = os.path.join(path, name)
+        with _reported(f"cannot replace {target}"):
+            mode = stat.S_IMODE(os.stat(target).st_mode)
+            with temporary_file(target, content, mode) as temporary:
+                os.replace(temporary, target)
             sync_folder(path)
 
 

@@ -33,7 +33,7 @@ def write_new(path: StrPath, content: bytes, mode: int, what: str) -> None:
     `what` names the content in the message. Raises ConfigurationError if the path exists or cannot be written.
     """
     try:
-        with _temporary_file(path, content, mode) as temporary:
+        with temporary_file(path, content, mode) as temporary:
             _reserve_name(path)
             os.replace(temporary, path)
     except FileExistsError:
@@ -48,7 +48,7 @@ def _reserve_name(path: StrPath) -> None:
 
 
 @contextlib.contextmanager
-def _temporary_file(path: StrPath, content: bytes, mode: int) -> Iterator[str]:
+def temporary_file(path: StrPath, content: bytes, mode: int) -> Iterator[str]:
     """Write and sync a file beside `path`, and yield its name for a rename. Removes it if it was not renamed.
 
     Written under its final name, a full disk or a kill would leave a partial file that a second attempt must not overwrite.
@@ -70,7 +70,7 @@ def _temporary_file(path: StrPath, content: bytes, mode: int) -> Iterator[str]:
 def replace_file(path: StrPath, content: bytes, mode: int) -> None:
     """Write a file, new or in the place of another, whole or not at all. Raises ConfigurationError."""
     try:
-        with _temporary_file(path, content, mode) as temporary:
+        with temporary_file(path, content, mode) as temporary:
             os.replace(temporary, path)
     except OSError as error:
         raise ConfigurationError(f"cannot write {os.fspath(path)}: {error.strerror}") from error
@@ -172,7 +172,7 @@ def new_secret_file(path: StrPath) -> None:
 def replace_secret_file(path: StrPath) -> None:
     """Replace the secret in a file atomically. Raises ConfigurationError, and then the file is unchanged."""
     try:
-        with _temporary_file(path, _secret_line(), 0o600) as temporary:
+        with temporary_file(path, _secret_line(), 0o600) as temporary:
             os.replace(temporary, path)
     except OSError as error:
         raise ConfigurationError(f"cannot replace {os.fspath(path)}: {error.strerror}; it is unchanged") from error
