@@ -8,7 +8,6 @@ The proof is encoded as in an admission (spec/admission.md), so that the same by
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from dataclasses import dataclass
@@ -85,7 +84,7 @@ def _read_text(content: bytes) -> StoredEvidence:
         proof = base64.b64decode(found["proof"], validate=True)
         if len(report_data) != _REPORT_DATA_BYTES or len(proof) > PROOF_LIMIT_BYTES:
             raise ValueError("its report data or its proof has the wrong size")
-    except (ValueError, TypeError, RecursionError, binascii.Error) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigurationError(f"not a ringfence evidence file: {error}") from None
     return StoredEvidence(found["kind"], proof, report_data)
 

@@ -6,7 +6,6 @@ The host answers, so nothing of it is trusted: certificate and quote are verifie
 from __future__ import annotations
 
 import base64
-import binascii
 import http.client
 import json
 import time
@@ -50,9 +49,8 @@ class Metadata:
         body = json.dumps({"report": base64.urlsafe_b64encode(td_report).decode("ascii")}).encode()
         text = self._ask("POST", _QUOTE_PATH, body, {"Content-Type": "application/json"}, "quote")
         try:
-            data = text.encode("ascii").rstrip(b"=")
-            return base64.b64decode(data + b"=" * (-len(data) % 4), altchars=b"-_", validate=True)
-        except (ValueError, binascii.Error):
+            return jose.decode_base64(text.rstrip("="))
+        except ValueError:
             raise ConfigurationError("Azure's metadata service returned a quote that is not base64url") from None
 
     def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], name: str) -> str:

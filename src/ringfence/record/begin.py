@@ -6,7 +6,6 @@ the worker covers the record too, and nothing else had to be sent at the join.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from ringfence.admission import encoding
 from ringfence.admission.entry import WORLD_LIMIT, Entry, Listing
 from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.policy_file.policy_file import PolicyFile
-from ringfence.admission.proofs import bundle, token
+from ringfence.admission.proofs import bundle, jose, token
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.roster import roster_digest
 from ringfence.errors import ProtocolError, RecordError
@@ -126,16 +125,11 @@ def _part(kind: int, proof: bytes, blobs: Blobs) -> Json:
     found: Json = {"kind": kind, "digest": hashlib.sha256(proof).hexdigest(), "claims": [], "proof": ""}
     if kind == token.KIND:
         first, detached = token.decode(proof)
-        found["claims"] = [blobs.put(_claims(each)) for each in (first, *detached.values())]
+        claims = [jose.decode_base64(each.split(".")[1]) for each in (first, *detached.values())]
+        found["claims"] = [blobs.put(each) for each in claims]
     elif kind != SharedSecret.kind:
         found["proof"] = blobs.put(proof)
     return found
-
-
-def _claims(text: str) -> bytes:
-    """Return the claims of a token, without its signature."""
-    middle = text.split(".")[1]
-    return base64.urlsafe_b64decode(middle + "=" * (-len(middle) % 4))
 
 
 # -- verifying --------------------------------------------------------------------------------------------------------
