@@ -143,7 +143,9 @@ def test_measuring_gpus_gives_a_file_of_reference_values(
     assert code == 0
     assert re.match(r"# evidence of \d NVIDIA devices?, verified\n", measured)
     values = reference_values.read(measured.encode(), "measured")
-    claims = nvidia.verify_report(nvidia_records.serialized(file)[0].gpu, read_held(path).nonce, nvidia_records.NOW)
+    claims = nvidia.verify_report(
+        nvidia_records.serialized(file)[0].gpu, read_held(path).other_nonce, nvidia_records.NOW
+    )
     values.compare(claims.firmware_id, claims.measurements)
     assert run(capsys, "verify", path)[0] == 0
     (tmp_path / "reference_values.toml").write_text(measured)

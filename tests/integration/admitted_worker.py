@@ -78,7 +78,8 @@ def goodbye(member: Membership) -> dict[str, str]:
         edge.send(Bye(member.rank))
         edge.close()
     key = keys.digest(b"test", member.session_key.reveal()).hex()
-    return {"by": member.admitted_by, "roster": member.roster.digest.hex(), "key": key}
+    own = member.roster.admitted[member.rank]
+    return {"by": own.proof_name, "roster": member.roster.digest.hex(), "key": key}
 
 
 def main(folder: str, rank: str, world_size: str, timeout: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ def test_all_workers_join_the_same_session(size: int) -> None:
         assert len({member.roster.digest for member in members}) == 1
         assert all(member.session_key == members[0].session_key for member in members)
         assert {member.table for member in members} == {b"table of 0"}
-        assert {member.admitted_by for member in members} == {"shared secret"}
+        assert {each.proof_name for member in members for each in member.roster.admitted} == {"shared secret"}
         assert {member.suite for member in members} == {keys.SUITE_AES_256_GCM}
         for rank, member in enumerate(members):
             entry = member.roster.entries[rank]

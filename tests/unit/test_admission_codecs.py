@@ -37,7 +37,9 @@ def parse(frame: bytes) -> Message:
 
 @given(entries())
 def test_an_entry_round_trips(entry: Entry) -> None:
-    assert Entry.decode(entry.encode()) == entry
+    reader = encoding.Reader(entry.encode())
+    assert Entry.read(reader) == entry
+    reader.end()
 
 
 @given(anything)

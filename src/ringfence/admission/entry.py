@@ -87,13 +87,6 @@ class Entry:
             port=port,
         )
 
-    @classmethod
-    def decode(cls, data: bytes) -> Entry:
-        reader = encoding.Reader(data)
-        entry = cls.read(reader)
-        reader.end()
-        return entry
-
     @cached_property
     def digest(self) -> bytes:
         return keys.digest(keys.ENTRY, self.encode())

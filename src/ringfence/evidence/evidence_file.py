@@ -34,11 +34,6 @@ class StoredEvidence:
     report_data: bytes  #       what it covers; empty for GPU evidence of another tool
     other_nonce: bytes = b""  # the nonce of that tool
 
-    @property
-    def nonce(self) -> bytes:
-        """The nonce that the GPUs signed."""
-        return self.other_nonce or nvidia.nonce_of(self.report_data)
-
     def text(self) -> str:
         proof = base64.b64encode(self.proof).decode("ascii")
         values = (_VERSION, self.kind, self.report_data.hex(), proof)

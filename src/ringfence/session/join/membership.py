@@ -43,11 +43,6 @@ class Membership:
     local: LocalNetwork | None = field(default=None, repr=False)  # for links inside this machine
     record: JoinRecord | None = field(default=None, repr=False)  # if this worker writes a record
 
-    @property
-    def admitted_by(self) -> str:
-        """The name of the proof that admitted this worker, such as "shared secret"."""
-        return self.roster.admitted[self.rank].proof_name
-
     def give_up(self, reason: str) -> None:
         """Abort the session on every worker: this worker failed between its join and its start."""
         for edge in self.edges:  # nothing is sent on one that is closed
