@@ -81,7 +81,7 @@ class Tls:
 
     def __init__(self, credentials: Credentials, *, server: bool) -> None:
         self._connection: SSL.Connection | None = SSL.Connection(credentials.context, None)
-        self._own_key_digest = credentials.key_digest
+        self.own_key_digest = credentials.key_digest
         self._hybrid = credentials.hybrid
         self._exporter_label = credentials.exporter
         self.established = False
@@ -136,10 +136,6 @@ class Tls:
     def admit(self) -> None:
         """Lift the limit on records, because the peer is authenticated."""
         self._records_left = None
-
-    @property
-    def own_key_digest(self) -> bytes:
-        return self._own_key_digest
 
     @property
     def peer_key_digest(self) -> bytes:
