@@ -21,7 +21,7 @@ _RANDOM: Final = re.compile(rf"[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
 
 
 class LocalOutput(Output):
-    def __init__(self, path: str, size: int) -> None:
+    def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def write_at(self, data: memoryview, offset: int) -> None:
@@ -89,7 +89,7 @@ class LocalStorage(Storage):
 
     def create(self, place: str, name: str, size: int) -> Output:
         try:
-            return LocalOutput(os.path.join(place, name), size)
+            return LocalOutput(os.path.join(place, name))
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"this rank does not see {place}, which rank 0 made: save to storage that all ranks share"

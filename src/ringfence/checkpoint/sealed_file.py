@@ -61,7 +61,7 @@ class SealedOutput(io.RawIOBase):
         data_key, header = key_wrap.new_data_key(key_wrap.wrapper_of(key), EnvelopeKind.FILE)
         encoded = header.encode()
         self._threads = SealingThreads(threads)
-        self._output = LocalOutput(self._temporary, 0)
+        self._output = LocalOutput(self._temporary)
         self._output.write_at(memoryview(encoded), 0)
         self._stream = StreamWriter(self._output, data_key, header.associated_data, self._threads, len(encoded))
         self._done = False
