@@ -8,7 +8,6 @@ decide together, by sealed exchanges: either all of them use the backend, or non
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import weakref
 from collections.abc import Callable
@@ -22,11 +21,10 @@ from ringfence.backend.sealed_group import SealedGroup
 from ringfence.backend.sealed_store import SealedStore
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.guard import plaintext_allowed
+from ringfence.log import LOGGER as _log
 from ringfence.runtime.communicator import group_digest
 from ringfence.runtime.same_machine import MachineProof, place
 from ringfence.session.session import Session
-
-_log = logging.getLogger("ringfence")
 
 LOOPBACK: Final = "127.0.0.1"
 # NCCL reads these when it connects, which is at the first collective: they stay set. "=": this interface and no other that

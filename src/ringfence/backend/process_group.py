@@ -6,7 +6,6 @@ also one that asks for "gloo", uses sealed links of a session.
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -19,8 +18,7 @@ from ringfence.backend.dynamo import outside_dynamo
 from ringfence.backend.sealed_group import SealedGroup
 from ringfence.backend.work import RingfenceWork
 from ringfence.errors import ConfigurationError
-
-_log = logging.getLogger("ringfence")
+from ringfence.log import LOGGER as _log
 
 
 class RingfenceProcessGroup(SealedGroup):

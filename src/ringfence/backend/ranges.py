@@ -9,7 +9,6 @@ A range that is open when its profile ends stays open: torch frees its event the
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -19,9 +18,9 @@ from torch.autograd import profiler
 from torch.futures import Future
 
 from ringfence.dataplane.request import Request
+from ringfence.log import LOGGER as _log
 from ringfence.runtime import stages
 
-_log = logging.getLogger("ringfence")
 _broken = False
 _lock = threading.RLock()  # a range begins or ends either before its profile does, or after
 _open: set[Any] = set()  # the futures of ranges

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import queue
 import threading
@@ -26,9 +25,8 @@ from torch.futures import Future
 from ringfence.dataplane.request import Request
 from ringfence.device.device_thread import thread_of
 from ringfence.errors import CollectiveTimeoutError, RingfenceError
+from ringfence.log import LOGGER as _log
 from ringfence.runtime.progress import ProgressLoop
-
-_log = logging.getLogger("ringfence")
 
 
 class _Futures:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import threading
@@ -14,12 +13,12 @@ from typing import Final
 from ringfence.admission.roster import Worker
 from ringfence.config.settings import Settings
 from ringfence.errors import ConfigurationError
+from ringfence.log import LOGGER as _log
 from ringfence.runtime.counters import Counters
 from ringfence.runtime.engine import Engine
 
 EVERY_SECONDS: Final = 15.0  # Prometheus' default scrape interval
 
-_log = logging.getLogger("ringfence")
 
 _PER_WORKER: Final = (
     ("payload_sent_bytes", "payload_sent", "Bytes of tensors sent to a worker."),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-_log = logging.getLogger("ringfence")
+from ringfence.log import LOGGER as _log
 
 _LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
