@@ -174,6 +174,7 @@ def test_a_module_that_does_not_exist_and_one_that_fails(both: Both, tmp_path: P
     assert "as asked" in same(both("fails.py", cwd=tmp_path))[2]
 
 
+@pytest.mark.nightly
 def test_torch_is_imported_when_the_program_does(both: Both) -> None:
     program = """
 import sys

@@ -70,8 +70,8 @@ def test_nothing_costs_more_than_its_budget_before_authentication(
     with counted() as operations:
         monkeypatch.setattr(cpu_targets, "clock", operations.cost)
         costs = [target.cost(data)[0] for data in seeds]
-        worst, _, tried = search(target, 0.0, least=2000 if full else 100)
-    assert max(costs) > 0 and tried >= 100
+        worst, _, tried = search(target, 0.0, least=2000 if full else 30)
+    assert max(costs) > 0 and tried >= 30
     for cost, data in zip((*costs, worst.seconds), (*seeds, worst.data), strict=True):
         assert cost < target.budget, f"{cost} P-256 verifications for {data[:2000].hex()}"
 

@@ -55,6 +55,7 @@ def test_an_unresolvable_name_is_reported_with_its_worker(pair: Pool) -> None:
     assert "nowhere.invalid" in results[1].message
 
 
+@pytest.mark.nightly
 def test_an_unreachable_address_is_reported_with_its_worker(pair: Pool) -> None:
     """A broadcast address: the kernel says so at once, and sends nothing. It may be an outage, so the worker tries on."""
     outage = {"RINGFENCE_OUTAGE_TIMEOUT": "2"}
@@ -67,6 +68,7 @@ def test_an_unreachable_address_is_reported_with_its_worker(pair: Pool) -> None:
     assert text in results[1].message
 
 
+@pytest.mark.nightly
 def test_a_parent_that_advertises_a_name_is_found_by_it(pair: Pool) -> None:
     block = ports.block()
     named = {

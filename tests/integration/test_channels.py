@@ -353,7 +353,9 @@ def scenarios(confidential: bool) -> tuple[list[str], bool]:
     return wrong, min(sent_by_channel()) > 1 << 20
 
 
-@pytest.mark.parametrize("confidential", [False, True], ids=["normal", "confidential"])
+@pytest.mark.parametrize(
+    "confidential", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["normal", "confidential"]
+)
 def test_staged_collectives_wait_as_they_must_over_two_channels(devices: Pool, confidential: bool) -> None:
     found = devices.check(scenarios, 2, args=(confidential,), env=channels(2), renew=True, timeout=HANG)
     assert found == [([], True)] * 2

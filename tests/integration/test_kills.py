@@ -11,7 +11,9 @@ from tests.integration.kills import PLACES
 from tests.pool import Pool
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(
+    "where", [pytest.param(each, marks=pytest.mark.nightly) if each == "channels" else each for each in PLACES]
+)
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.promise("A killed worker makes every other worker raise, and the error names it.")

@@ -225,6 +225,7 @@ def keys_left() -> int:
     return keys_held()["Ed25519PrivateKey"]
 
 
+@pytest.mark.nightly
 def test_a_forked_child_writes_nothing(pool: Pool, tmp_path: Path) -> None:
     with pool.fresh() as fresh:
         fresh.check(fork_and_write, 1, env={"RINGFENCE_RECORD": str(tmp_path / "record")})

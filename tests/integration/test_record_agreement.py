@@ -56,7 +56,7 @@ def exchange() -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_both_ends_agree_on_what_passed(pool: Pool, tmp_path: Path, size: int, channels: int) -> None:
     with pool.fresh([["env", f"RINGFENCE_DATAPLANE={plane}"] for plane in PLANES]) as fresh:

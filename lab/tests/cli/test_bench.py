@@ -105,6 +105,7 @@ def test_device_tensors_are_compared_with_host_tensors(tmp_path: Path) -> None:
         assert round(lines["ringfence-profiled"]["staging"]["passes"]) == 1  # the last of many calls may not have ended
 
 
+@pytest.mark.nightly
 def test_training_is_measured(tmp_path: Path) -> None:
     command = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1", "--results", str(tmp_path))
     done = ringfence(*command, "--variants", "ringfence", "--bucket-cap-mb", "default,1", timeout=HANG)
@@ -122,6 +123,7 @@ def test_a_busy_caller_burdens_every_variant_alike(tmp_path: Path) -> None:
     assert [line["variant"] for line in result["variants"]] == ["gloo-a", "gloo-b", "ringfence", "tls"]
 
 
+@pytest.mark.nightly
 def test_single_calls_are_timed_one_by_one() -> None:
     done = ringfence("bench", "latency", "--rounds", "1", "--json", timeout=HANG)
     assert done.returncode == 0, done.stderr
@@ -135,6 +137,7 @@ def test_single_calls_are_timed_one_by_one() -> None:
             assert 0 < each[name]["median_after_barrier"] <= each[name]["p95_after_barrier"]
 
 
+@pytest.mark.nightly
 def test_memory_beyond_the_tensors_is_measured(tmp_path: Path) -> None:
     """The link's promise is 16 MiB; what a copy of the whole tensor would take is far more."""
     command = ("bench", "memory", "--sizes", "64MiB", "--workers", "2", "--rounds", "1", "--results", str(tmp_path))
@@ -201,6 +204,7 @@ def read_until(terminal: int, wanted: str) -> str:
     return shown
 
 
+@pytest.mark.nightly
 def test_a_long_link_is_measured_and_used(tmp_path: Path) -> None:
     shown = ringfence("bench", "link", "--rate", "1gbit", "--delay", "5ms", "--json", timeout=HANG)
     assert shown.returncode == 0, shown.stderr

@@ -114,6 +114,7 @@ def test_published_figures_and_assumptions_are_printed() -> None:
         assert words in done.stdout
 
 
+@pytest.mark.nightly
 def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
     folder = study(tmp_path)
     done = bare("plan", "calibrate", "--study", str(folder), folder=tmp_path)

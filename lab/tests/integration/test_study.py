@@ -57,6 +57,7 @@ def test_only_the_variants_of_a_case_take_part(worker_pool: WorkerPool) -> None:
     assert set(measured) == {"gloo-a", "gloo-b", "tls"}
 
 
+@pytest.mark.nightly
 def test_bfloat16_halves_what_training_sends(worker_pool: WorkerPool) -> None:
     taking_part = ["gloo-a", "gloo-b", "ringfence", "hop-by-hop", ALONE]
     case = {"kind": "training", "model": "gpt2-tiny", "strategy": "ddp", "bucket_mb": 1.0, "variants": taking_part}

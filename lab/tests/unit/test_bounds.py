@@ -43,6 +43,7 @@ def test_workers_use_no_more_cores_than_there_are_of_either(operation: str) -> N
     assert two == eight
 
 
+@pytest.mark.nightly  # test_bench.py has the command in the gate
 @pytest.mark.processes
 def test_every_stage_is_measured_alone_and_on_all_cores() -> None:
     before = dict(os.environ)

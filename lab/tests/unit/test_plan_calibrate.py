@@ -43,6 +43,7 @@ def test_each_half_predicts_the_other() -> None:
     assert worst < 0.3
 
 
+@pytest.mark.nightly
 def test_tail_and_beside_are_fitted_separately() -> None:
     """A step that a GPU computes and one that computes on the same cores have a figure each."""
     found = calibrate(synthetic(noise=0.0), cores=2).variants
@@ -52,6 +53,7 @@ def test_tail_and_beside_are_fitted_separately() -> None:
         ), variant
 
 
+@pytest.mark.nightly
 def test_a_variant_that_was_not_measured_pays_what_the_engine_pays() -> None:
     """Plaintext runs in no study: without ringfence's overheads it would look cheaper than it is, and sealing dearer."""
     found = calibrate(synthetic(), cores=2)
@@ -65,6 +67,7 @@ def test_a_variant_that_was_not_measured_pays_what_the_engine_pays() -> None:
     assert beside[0].exposed / beside[1].exposed == pytest.approx(work[0] / work[1])
 
 
+@pytest.mark.nightly
 def test_what_is_no_figure_of_the_core_is_not_called_measured() -> None:
     profile = calibrate(synthetic(), cores=2)
     again = parse(dump(profile, "a study", "2026-11-15"), "here").assumed()
@@ -91,6 +94,7 @@ def test_stages_are_not_taken_from_workers_that_share_a_core() -> None:
     assert _stage_costs(cells, cores=4) and not _stage_costs(cells, cores=2)
 
 
+@pytest.mark.nightly
 def test_gloos_memory_and_what_no_cache_holds_are_found_again() -> None:
     found = calibrate(synthetic(noise=0.0), cores=2).variants
     for variant, name in (("gloo", "staged"), ("gloo", "fresh"), ("ringfence", "cold"), ("hop-by-hop", "cold")):
@@ -134,6 +138,7 @@ def test_another_seed_deals_other_halves_and_the_same_seed_the_same() -> None:
     assert first.lines != other.lines
 
 
+@pytest.mark.nightly
 def test_cells_that_are_not_scored_are_shown_and_not_counted() -> None:
     rows = synthetic()
     wild = next(row["cell"] for row in rows if not row["scored"] and row["kind"] == "collective")
