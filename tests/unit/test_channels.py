@@ -126,7 +126,7 @@ def test_the_passes_of_a_buffer_are_all_of_it(elements: int, parts: int, each: i
 @given(st.integers(1, CHANNEL_LIMIT), st.integers(0, 2**64 - 1))
 def test_a_table_round_trip(channels: int, single: int) -> None:
     table = Thresholds(channels=channels, channel_bytes=single)
-    assert table.to_bytes() == pack(">B11Q", 3, *astuple(table))
+    assert table.to_bytes() == pack(">B12Q", 4, *astuple(table))
     assert Thresholds.from_bytes(table.to_bytes()) == table
 
 
@@ -138,9 +138,9 @@ def test_a_table_with_a_number_that_no_link_has_is_refused(channels: int) -> Non
 
 def test_a_table_of_another_version_is_refused() -> None:
     encoded = Thresholds().to_bytes()
-    with pytest.raises(ProtocolError, match="version 1; this worker supports 3"):
+    with pytest.raises(ProtocolError, match="version 1; this worker supports 4"):
         Thresholds.from_bytes(b"\1" + encoded[1:])
-    with pytest.raises(ProtocolError, match="has 89 bytes, this one has 65"):
+    with pytest.raises(ProtocolError, match="has 97 bytes, this one has 65"):
         Thresholds.from_bytes(b"\1" + encoded[1:65])
 
 
