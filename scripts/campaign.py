@@ -87,13 +87,13 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
         ],
     ),
     "training": (
-        21,
+        13,
         [
-            _bench("train --workers 2 --models resnet50,bert-base,gpt2", 11),
-            _bench("train --workers 4 --models resnet50,bert-base,gpt2", 9),
-            _bench("train --workers 2 --models gpt2 --strategy fsdp2", 11),
-            _bench("train --workers 4 --models gpt2 --strategy fsdp2", 9),
-            _bench("train --workers 2 --models gpt2 --bucket-cap-mb 5,50,100,400", 9),
+            _bench("train --workers 2 --models resnet50,bert-base,gpt2", 7),
+            _bench("train --workers 4 --models resnet50,bert-base,gpt2", 5),
+            _bench("train --workers 2 --models gpt2 --strategy fsdp2", 7),
+            _bench("train --workers 4 --models gpt2 --strategy fsdp2", 5),
+            _bench("train --workers 2 --models gpt2 --bucket-cap-mb 5,50,100,400", 5),
         ],
     ),
     "networks": (
@@ -121,15 +121,15 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
     "checkpoints": (3, _printed("checkpoints", "tests.integration.checkpoint_cost --rounds {rounds}", 9)),
     "record": (5, _printed("record", "tests.integration.record_cost step")),
     "forwarded": (4, _printed("forwarded", "tests.integration.forward_cost --rounds {rounds}", 9)),
-    "costs": (11, _printed("costs", "tests.fuzz --cpu all --seconds 60")),
+    "costs": (4, _printed("costs", "tests.fuzz --cpu all --seconds 20")),
     "crowd": (4, _printed("crowd", "tests.attack.crowd all --rounds 10 --nice 0")),
     "recovery": (
-        45,
+        23,
         [
-            _chaos("--runs 12 --seed 21", "recovery"),
-            _chaos("--runs 12 --seed 22 --spares", "recovery"),
-            _chaos("--runs 12 --seed 23 --spares --rejoin", "recovery"),
-            _chaos("--runs 12 --seed 21 --launcher torchrun", "recovery-stock"),
+            _chaos("--runs 6 --seed 21", "recovery"),
+            _chaos("--runs 6 --seed 22 --spares", "recovery"),
+            _chaos("--runs 6 --seed 23 --spares --rejoin", "recovery"),
+            _chaos("--runs 6 --seed 21 --launcher torchrun", "recovery-stock"),
         ],
     ),
 }  # fmt: skip

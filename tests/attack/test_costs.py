@@ -58,7 +58,9 @@ def test_untrusted_certificates_cost_few_signature_checks(name: str) -> None:
 
 @pytest.mark.promise("The CPU time that an unauthenticated peer can cause has a budget.")
 @pytest.mark.filterwarnings("ignore")  # a serial number of zero
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "tls" else name for name in TARGETS]
+)
 def test_nothing_costs_more_than_its_budget_before_authentication(
     name: str, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

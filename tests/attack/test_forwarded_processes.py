@@ -115,7 +115,9 @@ def test_a_member_off_the_path_rewrites_a_broadcast(pool: Pool, plane: str, case
 
 @pytest.mark.promise('With `forwarded = "every_hop"`, only workers on its path can alter what is forwarded.')
 @PLANES
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.nightly) if case == "channels" else case for case in CASES]
+)
 def test_a_broadcast_is_not_rewritten_if_every_hop_authenticates(
     pool: Pool, tmp_path: Path, plane: str, case: str
 ) -> None:

@@ -68,7 +68,7 @@ TWO = ("bench", "collectives", "--workers", "2", "--results", ".")
         (("study", "--grid", "grid.toml", "--list"), "rates: '.gbit': write a rate such as \"1gbit\""),
         ((*TWO, "--hosts", "2", "--rate", ".gbit"), "--rate .gbit: write a rate such as 1gbit"),
         ((*TWO, "--hosts", "2", "--rate", "0gbit"), "--rate 0gbit: write a rate such as 1gbit"),
-        ((*TWO, "--hosts", "-1"), "argument --hosts: '-1' is no positive number"),
+        ((*TWO, "--hosts", "-1"), "argument --hosts: '-1' is not a number from 0 to 1024"),
         (TWO, "samples.jsonl, line 1: not a line of samples; move the file away"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

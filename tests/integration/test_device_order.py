@@ -70,7 +70,9 @@ def test_every_wait_is_needed(devices: Pool, way: Way, fault: str) -> None:
     assert not unnoticed
 
 
-@pytest.mark.parametrize("confidential", [False, True], ids=["normal", "confidential"])
+@pytest.mark.parametrize(
+    "confidential", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["normal", "confidential"]
+)
 def test_random_scenarios_with_random_delays(devices: Pool, way: Way, full: bool, confidential: bool) -> None:
     arguments = (7, 200 if full else 20, confidential)
     wrong = devices.check(device_scenarios.run_at_random, 2, way.backend, arguments, 300, env=way.environment)

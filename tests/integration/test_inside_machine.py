@@ -106,6 +106,7 @@ def many_at_once(count: int) -> float:
     return total
 
 
+@pytest.mark.nightly
 def test_many_asynchronous_collectives_do_not_deadlock(pool: Pool, env: dict[str, str]) -> None:
     """A process group that is a Python subclass stops here after some thousands, in torch's C++ code."""
     assert pool.check(many_at_once, 2, args=(16000,), env=env, renew=True) == [4000.0] * 2

@@ -90,6 +90,7 @@ def meet(url: str, world: int) -> float:
     return tensor.item()
 
 
+@pytest.mark.nightly
 def test_workers_that_have_only_the_stores_address_listen_where_others_reach_them(hosts: Hosts) -> None:
     world = len(SIDES)
     prefixes = [[*hosts.prefix(SIDES[rank]), "env", "-u", "MASTER_ADDR", f"RANK={rank}"] for rank in range(world)]

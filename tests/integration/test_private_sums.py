@@ -33,7 +33,7 @@ LARGE = 1 << 18  # elements; the votes and seeds of a test are far shorter
 REFUSED = "PrivateSumError"
 
 
-@pytest.fixture(scope="module", params=["compiled", "python"])
+@pytest.fixture(scope="module", params=["compiled", pytest.param("python", marks=pytest.mark.nightly)])
 def planes(request: pytest.FixtureRequest) -> Iterator[Pool]:
     """Workers of each data plane."""
     with Pool([["env", f"RINGFENCE_DATAPLANE={request.param}"]] * 4) as workers:

@@ -21,7 +21,7 @@ ON_DEVICE = [name for name in names.DEVICE_VARIANTS if name not in names.CUDA_VA
 TRANSPORTS = [name for name in names.VARIANTS if name not in (*names.BASELINE, DOUBLING)]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
 def worker_pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
     with WorkerPool([Placement()] * request.param, list(names.VARIANTS)) as workers:
         yield workers
