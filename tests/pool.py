@@ -293,7 +293,7 @@ class Pool:
         return Call(self, world).wait(timeout)
 
     def _are_members(self, world: int) -> bool:
-        """Return whether no worker has left the group by itself, as a test may have made it do."""
+        """Return whether the group still works on every worker; a test may have ended it."""
         for rank in range(world):
             self.workers[rank].send(("is_member",))
         return all(each is True for each in Call(self, world).wait(HANG))

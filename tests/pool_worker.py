@@ -50,6 +50,14 @@ def leave() -> None:
         gc.freeze()
 
 
+def is_member() -> bool:
+    """Whether this worker has a group that still works: a test may have destroyed it, or ended its session."""
+    if not dist.is_initialized():
+        return False
+    session = getattr(dist.group.WORLD, "_session", None)  # ringfence's
+    return session is None or not (session.over or session.engine.failure)
+
+
 def run(path: list[str], module: str, qualname: str, args: tuple[Any, ...]) -> Any:
     sys.path[:] = path
     return resolve(module, qualname)(*args)
@@ -58,7 +66,7 @@ def run(path: list[str], module: str, qualname: str, args: tuple[Any, ...]) -> A
 COMMANDS: dict[str, Callable[..., Any]] = {
     "join": join,
     "leave": leave,
-    "is_member": dist.is_initialized,
+    "is_member": is_member,
     "run": run,
 }
 

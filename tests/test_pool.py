@@ -70,6 +70,17 @@ def test_workers_that_left_their_group_join_again(pool: Pool) -> None:
     assert pool.check(dist.get_world_size, 2, "gloo") == [2, 2]
 
 
+def end_session_quietly() -> None:
+    if dist.get_rank() == 0:
+        dist.group.WORLD.abort()  # type: ignore[union-attr]
+
+
+def test_workers_whose_session_has_ended_join_again(pool: Pool) -> None:
+    """A test may end it and return; the next one asks for the same group."""
+    pool.check(end_session_quietly, 2, renew=True)
+    assert [total for _, _, total in pool.check(add_ranks, 2, args=(5,))] == [11.0, 11.0]
+
+
 def test_an_exception_is_returned_as_a_failure(pool: Pool) -> None:
     results = pool.run(fail_on, world=2, backend="gloo", args=(1,))
     assert results[0] == "well"
