@@ -74,41 +74,41 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
         ],
     ),
     "collectives": (
-        11,
+        7,
         [
-            _bench("collectives --workers 2", 25),
-            _bench("collectives --workers 4", 25),
-            _bench(f"collectives --workers 8 {BOTH}", 15),
-            _bench(f"collectives --workers 2,4 {FOUR}", 25),
-            _bench("collectives --workers 2 --busy", 15),
-            _bench(f"collectives --workers 4 --busy {SEALED}", 15),
-            _bench(f"collectives --workers 2,4 {LARGE} --profile {SEALED}", 15),
-            _bench(f"collectives --workers 2 {FOUR} --profile {SEALED}", 15),
+            _bench("collectives --workers 2", 15),
+            _bench("collectives --workers 4", 15),
+            _bench(f"collectives --workers 8 {BOTH}", 9),
+            _bench(f"collectives --workers 2,4 {FOUR}", 15),
+            _bench("collectives --workers 2 --busy", 11),
+            _bench(f"collectives --workers 4 --busy {SEALED}", 11),
+            _bench(f"collectives --workers 2,4 {LARGE} --profile {SEALED}", 11),
+            _bench(f"collectives --workers 2 {FOUR} --profile {SEALED}", 11),
         ],
     ),
     "training": (
-        13,
+        9,
         [
-            _bench("train --workers 2 --models resnet50,bert-base,gpt2", 7),
-            _bench("train --workers 4 --models resnet50,bert-base,gpt2", 5),
-            _bench("train --workers 2 --models gpt2 --strategy fsdp2", 7),
-            _bench("train --workers 4 --models gpt2 --strategy fsdp2", 5),
-            _bench("train --workers 2 --models gpt2 --bucket-cap-mb 5,50,100,400", 5),
+            _bench("train --workers 2 --models resnet50,bert-base,gpt2", 5),
+            _bench("train --workers 4 --models resnet50,bert-base,gpt2", 3),
+            _bench("train --workers 2 --models gpt2 --strategy fsdp2", 5),
+            _bench("train --workers 4 --models gpt2 --strategy fsdp2", 3),
+            _bench("train --workers 2 --models gpt2 --bucket-cap-mb 5,50,100,400", 3),
         ],
     ),
     "networks": (
-        6,
+        5,
         [
-            _bench(f"collectives --workers {hosts} --hosts {hosts} --rate {rate} {LARGE} {BOTH}", 11)
+            _bench(f"collectives --workers {hosts} --hosts {hosts} --rate {rate} {LARGE} {BOTH}", 9)
             for hosts in (2, 4)
             for rate in ("1gbit", "2.5gbit", "10gbit")
         ],
     ),
-    "tunnels": (3, [_bench(f"collectives --workers 2 --hosts 2 --sizes 1MiB,25MiB --variants {RIVALS}", 15)]),
+    "tunnels": (2, [_bench(f"collectives --workers 2 --hosts 2 --sizes 1MiB,25MiB --variants {RIVALS}", 11)]),
     "memory": (2, [_bench("memory", 3)]),
-    "machines": (17, [_study("machines", "machines")]),
-    "study": (30, [_study("default", "study")]),
-    "gpu-tee": (32, [_study(grid, grid) for grid in ("gpu-tee", "gpu-tee-ringfence", "gpu-tee-published")]),
+    "machines": (14, [_study("machines", "machines")]),
+    "study": (22, [_study("default", "study")]),
+    "gpu-tee": (28, [_study(grid, grid) for grid in ("gpu-tee", "gpu-tee-ringfence", "gpu-tee-published")]),
     "admission": (
         25,
         [
@@ -122,14 +122,14 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
     "record": (5, _printed("record", "tests.integration.record_cost step")),
     "forwarded": (4, _printed("forwarded", "tests.integration.forward_cost --rounds {rounds}", 9)),
     "costs": (4, _printed("costs", "tests.fuzz --cpu all --seconds 20")),
-    "crowd": (4, _printed("crowd", "tests.attack.crowd all --rounds 10 --nice 0")),
+    "crowd": (3, _printed("crowd", "tests.attack.crowd all --rounds 6 --nice 0")),
     "recovery": (
-        23,
+        15,
         [
-            _chaos("--runs 6 --seed 21", "recovery"),
-            _chaos("--runs 6 --seed 22 --spares", "recovery"),
-            _chaos("--runs 6 --seed 23 --spares --rejoin", "recovery"),
-            _chaos("--runs 6 --seed 21 --launcher torchrun", "recovery-stock"),
+            _chaos("--runs 4 --seed 21", "recovery"),
+            _chaos("--runs 4 --seed 22 --spares", "recovery"),
+            _chaos("--runs 4 --seed 23 --spares --rejoin", "recovery"),
+            _chaos("--runs 4 --seed 21 --launcher torchrun", "recovery-stock"),
         ],
     ),
 }  # fmt: skip

@@ -35,7 +35,7 @@ exist, its old ones are shown. Variants are those of `ringfence bench`, and `alo
 EXAMPLES = """\
 examples:
   ringfence study --list                                    what would be measured, and for how long
-  ringfence study                                           half an hour on two cores; without root, no limited links
+  ringfence study                                           20 minutes on two cores; without root, no limited links
   ringfence study --quick                                   all kinds of cells in a minute
   ringfence study --grid mine.toml --results mine           a grid of your own
   ringfence study --grid machines --results machines        machines x workers, shared memory inside; needs root
