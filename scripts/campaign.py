@@ -6,8 +6,8 @@
     scripts/campaign --quick DIR 3 rounds of everything into another folder, to try the instrument
 
 Nothing else may run on the machine meanwhile. Stopped, the same command goes on where it was. After a change of the code, or
-on another CPU, it begins anew: figures of other trees are deleted first. Needs root, iproute2, wireguard-go, wireguard-tools
-and openvpn.
+on another CPU, it begins anew; each part first deletes its figures of other trees. Needs root, iproute2, wireguard-go,
+wireguard-tools and openvpn.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringfence_lab.bench import machine
+from ringfence_lab.bench.samples import FILE as SAMPLES
 from scripts.page import LOG, RESULTS, ROOT, printed
 
 SAME: Final = ("source", "cpu", "features")  # of what is combined
@@ -37,11 +38,12 @@ RIVALS: Final = "gloo-a,gloo-b,ringfence,hop-by-hop,tls,gloo-wireguard,gloo-open
 
 
 class Step(NamedTuple):
-    """A command; what it prints goes to a file of the results, if it has one. `{rounds}` is its number of rounds."""
+    """A command. `{rounds}` is its number of rounds."""
 
     command: str
     rounds: int = 0
-    file: str | None = None
+    file: str = ""  # of the results, for what it prints
+    kept: str = ""  # a file or a folder of the results that it goes on with by itself
 
 
 def _bench(what: str, rounds: int) -> Step:
@@ -49,7 +51,7 @@ def _bench(what: str, rounds: int) -> Step:
 
 
 def _study(grid: str, folder: str) -> Step:
-    return Step(f"ringfence study --grid {grid} --results {{results}}/{folder}")
+    return Step(f"ringfence study --grid {grid} --results {{results}}/{folder}", kept=folder)
 
 
 def _admission(what: str, name: str) -> Step:
@@ -57,7 +59,7 @@ def _admission(what: str, name: str) -> Step:
 
 
 def _chaos(what: str, name: str) -> Step:
-    return Step(f"scripts/chaos {what} --json {{results}}/{name}.jsonl")
+    return Step(f"scripts/chaos {what} --json {{results}}/{name}.jsonl", kept=f"{name}.jsonl")
 
 
 def _printed(part: str, command: str, rounds: int = 0) -> list[Step]:
@@ -135,17 +137,23 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
 }  # fmt: skip
 
 
-def measured(results: Path, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The parts that were measured on this tree and this kind of CPU, by name."""
+def log_of(results: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of the log on this tree and this kind of CPU: one when a part begins, one with its `seconds` when it ends."""
     log = results / LOG
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    return {each["part"]: each for each in lines if all(each[name] == facts[name] for name in SAME)}
+    return [each for each in lines if all(each[name] == facts[name] for name in SAME)]
 
 
-def begin_anew(results: Path) -> None:
-    """Delete the figures of other trees."""
-    for path in results.iterdir() if results.exists() else ():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def clear(part: str, results: Path) -> None:
+    """Delete what another tree left of a part."""
+    for path in {results / (step.file or step.kept) for step in PARTS[part][1] if step.file or step.kept}:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def write(results: Path, entry: dict[str, Any]) -> None:
+    """Append a line to the log."""
+    with (results / LOG).open("a") as log:
+        log.write(json.dumps(entry) + "\n")
 
 
 def command_of(step: Step, results: Path, rounds: int | None = None) -> str:
@@ -178,23 +186,27 @@ def main(given: Sequence[str] | None = None) -> int:
     if unknown := set(options.parts) - PARTS.keys():
         parser.error(f"there is no part {', '.join(sorted(unknown))}; --list has them")
     results, facts = options.quick or RESULTS, machine.facts()
-    done = measured(results, facts)
+    log = log_of(results, facts)
+    done = {each["part"]: each for each in log if "seconds" in each}
     chosen = options.parts or list(PARTS)
     if options.list:
         for name in chosen:
             print(f"{name:12} {PARTS[name][0]:4} min   {done[name]['date'] if name in done else 'missing'}")
         return 0
-    if not done:
-        begin_anew(results)
     results.mkdir(parents=True, exist_ok=True)
+    if not log:
+        for name in (LOG, SAMPLES):
+            (results / name).unlink(missing_ok=True)
     for name in (name for name in chosen if name not in done):
         print(f"{name}: about {PARTS[name][0]} minutes on 2 cores", flush=True)
+        entry = {"part": name, "date": machine.now()} | {same: facts[same] for same in SAME}
+        if not any(each["part"] == name for each in log):
+            clear(name, results)
+            write(results, entry)
         load, began = os.getloadavg()[0], time.monotonic()
         for step in PARTS[name][1]:
             run(step, results, QUICK_ROUNDS if options.quick else None)
-        entry = {"part": name, "date": machine.now(), "seconds": round(time.monotonic() - began), "load_before": load}
-        with (results / LOG).open("a") as log:
-            log.write(json.dumps(entry | {name: facts[name] for name in SAME}) + "\n")
+        write(results, entry | {"seconds": round(time.monotonic() - began), "load_before": load})
     print("now: scripts/figures")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 
 from ringfence.cli import _parser
-from ringfence_lab.bench import machine
 from ringfence_lab.bench.samples import FILE
 from ringfence_lab.report.figure import digest
 from scripts import campaign, chaos_runs
@@ -200,21 +200,32 @@ def test_a_campaign_is_listed_by_part(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_campaign_goes_on_on_the_same_tree_and_begins_anew_on_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A part's figures of another tree stay until it is measured; what it goes on with stays after a stop."""
     version = campaign.Step("ringfence --version", file="printed.json")
-    monkeypatch.setattr(campaign, "PARTS", {"one": (1, [version]), "two": (1, [version])})
-    (tmp_path / "of-another-tree.json").touch()
+    goes_on = campaign.Step("ringfence --version", kept="runs.jsonl")
+    fails = campaign.Step("ringfence no-such-command")
+    monkeypatch.setattr(campaign, "PARTS", {"one": (1, [version]), "two": (1, [goes_on, fails])})
+    runs, printed = tmp_path / "runs.jsonl", tmp_path / "printed.json"
+    runs.touch()
     assert campaign.main(["--quick", str(tmp_path), "one"]) == 0
-    assert not (tmp_path / "of-another-tree.json").exists()
-    written = (tmp_path / "printed.json").read_text()
-    assert written
-    (tmp_path / "printed.json").write_text("not again")
+    assert runs.exists()
+    written = printed.read_text()
+    printed.write_text("not again")
+    with pytest.raises(subprocess.CalledProcessError):
+        campaign.main(["--quick", str(tmp_path)])
+    assert (printed.read_text(), runs.exists()) == ("not again", False)
+    runs.touch()
+    monkeypatch.setitem(campaign.PARTS, "two", (1, [goes_on]))
     assert campaign.main(["--quick", str(tmp_path)]) == 0
+    assert runs.exists()
     log = [json.loads(line) for line in (tmp_path / campaign.LOG).read_text().splitlines()]
-    assert [each["part"] for each in log] == ["one", "two"]
-    assert (tmp_path / "printed.json").read_text() == written
+    assert [(each["part"], "seconds" in each) for each in log] == [
+        ("one", False), ("one", True), ("two", False), ("two", True),
+    ]  # fmt: skip
     changed = (json.dumps(each | {"source": "another"}) + "\n" for each in log)
     (tmp_path / campaign.LOG).write_text("".join(changed))
-    assert campaign.measured(tmp_path, machine.facts()) == {}
+    assert campaign.main(["--quick", str(tmp_path), "one"]) == 0
+    assert (printed.read_text(), runs.exists()) == (written, True)
 
 
 def test_what_is_inside_a_machine_and_what_is_between_machines_are_kept_apart() -> None:
