@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -65,6 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell without job control lets what it starts in the background ignore Ctrl-C, and all that this starts.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers of pytest-xdist have the environment of the process that starts them.
     if not hasattr(config, "workerinput"):
         # A worker that is killed while it compiles leaves an empty library, which no later run may load.
