@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 
 def _bench(what: str, rounds: int) -> Step:
-    return Step(f"ringfence bench {what} --rounds {{rounds}} --results {{results}}", rounds)
+    return Step(f"ringfence bench {what} --rounds {{rounds}} --results {{results}}", rounds, kept=SAMPLES)
 
 
 def _study(grid: str, folder: str) -> Step:
@@ -144,9 +144,14 @@ def log_of(results: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
     return [each for each in lines if all(each[name] == facts[name] for name in SAME)]
 
 
-def clear(part: str, results: Path) -> None:
-    """Delete what another tree left of a part."""
-    for path in {results / (step.file or step.kept) for step in PARTS[part][1] if step.file or step.kept}:
+def files_of(part: str) -> set[str]:
+    """What a part writes; parts share the file of samples."""
+    return {step.file or step.kept for step in PARTS[part][1]} - {""}
+
+
+def clear(part: str, begun: set[str], results: Path) -> None:
+    """Delete what another tree left of a part, before it begins on this one."""
+    for path in (results / name for name in files_of(part).difference(*map(files_of, begun))):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -194,14 +199,13 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"{name:12} {PARTS[name][0]:4} min   {done[name]['date'] if name in done else 'missing'}")
         return 0
     results.mkdir(parents=True, exist_ok=True)
-    if not log:
-        for name in (LOG, SAMPLES):
-            (results / name).unlink(missing_ok=True)
+    begun = {each["part"] for each in log} & PARTS.keys()
     for name in (name for name in chosen if name not in done):
         print(f"{name}: about {PARTS[name][0]} minutes on 2 cores", flush=True)
         entry = {"part": name, "date": machine.now()} | {same: facts[same] for same in SAME}
-        if not any(each["part"] == name for each in log):
-            clear(name, results)
+        if name not in begun:
+            clear(name, begun, results)
+            begun.add(name)
             write(results, entry)
         load, began = os.getloadavg()[0], time.monotonic()
         for step in PARTS[name][1]:

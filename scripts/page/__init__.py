@@ -15,5 +15,5 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = ROOT / "docs" / "results"
-LOG: Final = "campaign.jsonl"  # in results: a line for each part that scripts/campaign has measured
+LOG: Final = "campaign.jsonl"  # in results: lines of scripts/campaign, when a part begins and when it ends
 FIGURES: Final = ROOT / "docs" / "figures"

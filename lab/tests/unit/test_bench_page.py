@@ -222,6 +222,9 @@ def test_a_campaign_goes_on_on_the_same_tree_and_begins_anew_on_another(
     assert [(each["part"], "seconds" in each) for each in log] == [
         ("one", False), ("one", True), ("two", False), ("two", True),
     ]  # fmt: skip
+    monkeypatch.setitem(campaign.PARTS, "three", (1, [goes_on]))  # into the same file
+    assert campaign.main(["--quick", str(tmp_path)]) == 0
+    assert runs.exists()
     changed = (json.dumps(each | {"source": "another"}) + "\n" for each in log)
     (tmp_path / campaign.LOG).write_text("".join(changed))
     assert campaign.main(["--quick", str(tmp_path), "one"]) == 0
