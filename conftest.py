@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -57,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that start no process and take few seconds")
     parser.addoption("--rest", action="store_true", help="only tests that --fast leaves out")
     parser.addoption("--full", action="store_true", help="long tests at their full length")
-    parser.addoption("--failures", type=Path, metavar="FILE", help="write what failed to a file, for scripts.retry")
+    parser.addoption("--failures", type=Path, metavar="FILE", help="write what fails to a file, for scripts.retry")
     parser.addoption(
         "--backend",
         choices=(*BACKENDS, *ON_MACHINES),
@@ -75,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
         cache = tempfile.TemporaryDirectory(prefix="ringfence-inductor-")
         config.add_cleanup(cache.cleanup)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
+        if file := config.getoption("--failures"):
+            config.pluginmanager.register(FailureLog(file))
     if config.getoption("--fast"):
         sys.addaudithook(refuse_processes)
 
@@ -114,16 +115,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if is_fast(item) is wanted]
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write one JSON object a line: the test that failed and the text of its failure."""
-    file = config.getoption("--failures")
-    if file is not None:
-        reports = [each for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, ())]
-        file.write_text("".join(json.dumps(failure_of(each)) + "\n" for each in reports))
+class FailureLog:
+    """Writes one JSON object a line as soon as a test fails, so that a run that is stopped leaves them too."""
 
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        file.write_text("")
 
-def failure_of(report: pytest.TestReport) -> dict[str, str]:
-    return {"test": report.nodeid, "text": report.longreprtext}
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._add(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._add(report)
+
+    def _add(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed:
+            with self._file.open("a") as lines:
+                lines.write(json.dumps({"test": report.nodeid, "text": report.longreprtext}) + "\n")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

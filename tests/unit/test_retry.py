@@ -46,6 +46,10 @@ def test_one_final_failure_among_others_is_final() -> None:
     assert reason_against(failures)
 
 
+def test_a_run_that_failed_without_a_test_is_final() -> None:
+    assert "no test did" in reason_against([])
+
+
 def test_at_most_three_are_tried_again() -> None:
     failures = [Failed(f"tests/cli/test_a.py::test_{number}", HANG) for number in range(4)]
     assert reason_against(failures[:3]) == ""
