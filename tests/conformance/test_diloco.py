@@ -255,12 +255,12 @@ def train_a_round(model: nn.Module, averaged: Any) -> None:
 
 
 REFUSED: dict[Callable[[], None], tuple[int, str]] = {
-    other_seed: (2, "the agreed parameters differ"),
-    other_frozen_parameters: (2, "the agreed parameters differ"),
+    other_seed: (2, "the agreed parameters or the outer optimizers differ"),
+    other_frozen_parameters: (2, "the agreed parameters or the outer optimizers differ"),
     other_length_of_a_round: (2, "different numbers of inner steps in a round: 3 on worker 0, 4 on worker 1"),
     other_outer_step: (2, "different numbers of outer steps: 0 on worker 0, 1 on worker 1"),
     other_inner_step: (2, "different numbers of inner steps in this round: 3 on worker 0, 2 on worker 1"),
-    other_agreed_parameters: (2, "the agreed parameters differ"),
+    other_agreed_parameters: (2, "the agreed parameters or the outer optimizers differ"),
     groups_in_each_others_place: (4, "is `site` the group of one site"),
 }
 

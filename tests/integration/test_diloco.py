@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import ringfence
-from ringfence.diloco.averager import DiLoCo, _tensors_of
+from ringfence.diloco import outer_state
+from ringfence.diloco.averager import DiLoCo
 from tests.limits import no_early_blame
 from tests.pool import Pool, values
 
@@ -51,6 +52,10 @@ def state_of(averaged: DiLoCo) -> list[list[float]]:
     state = averaged.state_dict()
     leaves = torch.utils._pytree.tree_leaves([state["agreed"], state["outer"]])
     return [each.flatten().tolist() for each in leaves if isinstance(each, torch.Tensor)]
+
+
+def tensors_of(outer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [tensor for _, tensor in outer_state.tensors(outer_state.of(outer))]
 
 
 def parameters_of(averaged: DiLoCo) -> list[list[float]]:
@@ -316,13 +321,13 @@ def behind(sharded: bool) -> tuple[list[list[float]], int, int, int]:
         parameter.grad = torch.zeros_like(parameter)
     outer.step()
     if dist.get_rank() < 2:  # as if the other site had been lost for two rounds
-        for tensor in (*averaged._agreed, *_tensors_of(outer)):
+        for tensor in (*averaged._agreed, *tensors_of(outer)):
             tensor += 1.0
         averaged.outer_steps, averaged.steps, averaged._checksums = 2, 3, None
     before = sent_to_the_other_site()
     averaged.catch_up(**mine)
     found = averaged.outer_steps, averaged.steps, sent_to_the_other_site() - before
-    leaves = [each.to_local() if sharded else each for each in (*averaged._agreed, *_tensors_of(outer))]
+    leaves = [each.to_local() if sharded else each for each in (*averaged._agreed, *tensors_of(outer))]
     return [each.flatten().tolist() for each in leaves], *found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ringfence.backend.groups import check_group_sealed
-from ringfence.diloco import standing
+from ringfence.diloco import outer_state, standing
 from ringfence.diloco.standing import Standing, Table, local
 from ringfence.errors import MismatchError
 from ringfence.hooks.int8 import all_reduce as int8_all_reduce
@@ -47,8 +46,10 @@ class DiLoCo:
 
     It keeps the agreed parameters and what the outer optimizer has, such as momentum, and with int8 what rounding has lost.
     An outer step, or a site that catches up, takes two to four times the memory of the parameters more. A CRC-32 of the
-    agreed parameters and, if a site has several workers, of the pseudo-gradient is computed on the CPU in each outer step:
-    about a third of a nanosecond for a byte that this worker holds, and the copy from its device.
+    agreed parameters, of the outer optimizer's state and, if a site has several workers, of the pseudo-gradient is computed
+    on the CPU in each outer step: about a third of a nanosecond for a byte that this worker holds, and the copy from its
+    device. If the outer optimizer itself fails, this worker has no state until it takes that of another site (`catch_up`)
+    or a saved one.
 
     Creating it is a collective: all workers must begin with equal parameters, or take the state of the site that is furthest.
 
@@ -98,7 +99,8 @@ class DiLoCo:
         self._new_residuals = self._residuals  # and once the step with this average is taken
         self._taken = 0  # the number of the average of the last outer step
         self._frozen = standing.checksums(each for each in named if not each[1].requires_grad)
-        self._checksums: tuple[int, int] | None = None  # of frozen and agreed parameters
+        # Of frozen and agreed parameters, and of the outer optimizer's state.
+        self._checksums: tuple[int, int] | None = None
         self.catch_up(group, site)
         self._handle = inner.register_step_post_hook(self._after_inner_step)
 
@@ -123,7 +125,12 @@ class DiLoCo:
 
         Inner steps since then are not in it: save after an outer step. Tensors are not copied. All but `residuals`, whose
         names begin with the rank, is the same on all workers.
+
+        Raises:
+            RuntimeError: The outer optimizer has failed.
         """
+        if self.outer_steps == standing.LOST:
+            raise RuntimeError("DiLoCo: the outer optimizer has failed: this worker has no state until it catches up")
         new = not self.outer.state
         outer = (self._copy_of_outer() if new else self.outer).state_dict()
         agreed = dict(zip(self._names, self._agreed, strict=True))
@@ -135,20 +142,29 @@ class DiLoCo:
         """Go back to a saved state, and give the model its agreed parameters. All workers must do so together.
 
         Leave `residuals` out if there are more or fewer workers than before.
+
+        Raises:
+            ValueError: It is of another model, of another outer optimizer, or of another number of workers. Nothing is
+                changed then.
         """
-        if set(state["agreed"]) != set(self._names):
-            raise ValueError("this state is of a model with other parameters")
-        for kind, residual in zip(_KINDS, self._residuals, strict=True):
-            saved = state.get("residuals", {}).get(f"{dist.get_rank()}.{kind}")
-            residual.zero_() if saved is None else residual.copy_(saved)
-        with torch.no_grad():
-            for name, agreed in zip(self._names, self._agreed, strict=True):
-                agreed.copy_(state["agreed"][name])
-        self.outer.load_state_dict(state["outer"])
-        if state["outer_is_new"]:
-            self.outer.state.clear()
-        self.outer_steps, self._taken = int(state["outer_steps"]), 0
+        saved, own = state["agreed"], dict(zip(self._names, self._agreed, strict=True))
+        if _kinds_of(saved) != _kinds_of(own):
+            raise ValueError("this state is of a model with other parameters: names, shapes or dtypes differ")
+        names = [f"{dist.get_rank()}.{kind}" for kind in _KINDS]
+        lost = [state.get("residuals", {}).get(name) for name in names]
+        if any(each is not None and each.shape != own.shape for each, own in zip(lost, self._residuals, strict=True)):
+            raise ValueError("this state has residuals of another number of workers: leave them out")
+        steps, new = int(state["outer_steps"]), bool(state["outer_is_new"])
+        self.outer.load_state_dict(state["outer"])  # if it refuses, nothing has changed
         self._average = self._checksums = None
+        if new:
+            self.outer.state.clear()
+        for residual, each in zip(self._residuals, lost, strict=True):
+            residual.zero_() if each is None else residual.copy_(each)
+        with torch.no_grad():
+            for name, agreed in own.items():
+                agreed.copy_(saved[name])
+        self.outer_steps, self._taken = steps, 0
         self._begin_round()
 
     # -- loss and return ---------------------------------------------------------------------------------------------
@@ -160,12 +176,14 @@ class DiLoCo:
         goes on from them with an empty inner optimizer, and contributes from the next round on; so does a site whose
         workers stopped at different steps. All others keep their inner steps. An outer step that a loss has interrupted
         is taken now. Of sites that have taken different outer steps of the same number, those with one of them are behind.
+        So are those whose outer optimizer has failed.
 
         Args:
             group, site: The new groups, as in the constructor.
 
         Raises:
-            MismatchError: On every worker: they have different agreed parameters or another `every`, or no site is complete.
+            MismatchError: On every worker: they have different agreed parameters, another state of the outer optimizer or
+                another `every`, or no site is complete.
         """
         self._group = dist.group.WORLD if group is None else group
         self._site = site
@@ -198,6 +216,8 @@ class DiLoCo:
         if not whole:
             raise MismatchError("DiLoCo: in each site, workers stopped at different outer steps: load a checkpoint")
         furthest = max(row[0].history for row in whole)
+        if furthest[0] == standing.LOST:
+            raise MismatchError("DiLoCo: the outer optimizer has failed in every site: load a checkpoint")
         complete = [row for row in whole if row[0].history == furthest]
         keep = [row for row in complete if len({worker.steps for worker in row}) == 1]
         standing.require_one_model(complete)
@@ -222,25 +242,26 @@ class DiLoCo:
         """
         sends, rank = dist.get_rank(self._group) == source, dist.get_global_rank(self._group, source)
         agreed = self._agreed if sends else [each.clone() for each in self._agreed]
-        outer = self.outer if sends else self._copy_of_outer()
-        settings: list[Any] = [[{**entry, "params": None} for entry in outer.param_groups], bool(outer.state)]
-        dist.broadcast_object_list(settings, rank, self._group)
-        for entry, given in zip(outer.param_groups, settings[0], strict=True):
-            entry.update({**given, "params": entry["params"]})
-        if not settings[1]:
-            outer.state.clear()
-        for tensor in (*agreed, *_tensors_of(outer)):
-            replica = self._site is not None and not isinstance(tensor, DTensor)
+        settings = [{**entry, "params": None} for entry in self.outer.param_groups]
+        sent: list[Any] = [(settings, outer_state.described(self.outer)) if sends else None]
+        dist.broadcast_object_list(sent, rank, self._group)
+        settings, described = sent[0]
+        state = outer_state.of(self.outer) if sends else outer_state.empty(self.outer, described)
+        for like, tensor in (*zip(agreed, agreed, strict=True), *outer_state.tensors(state)):
+            replica = self._site is not None and not isinstance(like, DTensor)
             if not replica or dist.get_rank(self._site) == 0:
                 dist.broadcast(local(tensor), rank, self._group)
             if replica:
                 dist.broadcast(tensor, dist.get_global_rank(self._site, 0), self._site)
         if not sends:
-            self.outer.load_state_dict(outer.state_dict())
+            for entry, given in zip(self.outer.param_groups, settings, strict=True):
+                entry.update({**given, "params": entry["params"]})
+            self.outer.state.clear()
+            self.outer.state.update({parameter: own for parameter, own in state if own})
             self._agreed, self._checksums = agreed, None
 
     def _copy_of_outer(self) -> torch.optim.Optimizer:
-        """Return a copy of the outer optimizer that has state, for a load or a broadcast to write into.
+        """Return a copy of the outer optimizer that has state, for a load to write into.
 
         If it has taken no step, its copy takes one: what that leaves is of the right shape, and of no meaning.
         """
@@ -265,6 +286,7 @@ class DiLoCo:
         change = 0 if self._site is None else standing.checksum(replicas)
         table = self._exchange(_is_finite(replicas, shards), change, 1 + secrets.randbits(62))
         standing.require_equal(standing.all_of(table), "steps")
+        standing.require_state(table)
         standing.require_one_model(table)
         standing.require_finite(table, "the pseudo-gradient")
         for row in table:
@@ -323,6 +345,7 @@ class DiLoCo:
         assert self._average is not None
         (number, average), self._average = self._average, None  # used once: if this fails, the worker is behind
         kept, places = [parameter.grad for parameter in self._parameters], [0, 0]
+        steps, self.outer_steps = self.outer_steps, standing.LOST  # until the optimizer has taken the whole step
         try:
             for parameter, agreed in zip(self._parameters, self._agreed, strict=True):
                 parameter.copy_(agreed)
@@ -338,7 +361,7 @@ class DiLoCo:
         for parameter, agreed in zip(self._parameters, self._agreed, strict=True):
             agreed.copy_(parameter)
         self._checksums, self._residuals = None, self._new_residuals
-        self.outer_steps, self._taken = self.outer_steps + 1, number
+        self.outer_steps, self._taken = steps + 1, number
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -350,7 +373,8 @@ class DiLoCo:
     def _exchange(self, finite: bool = True, change: int = 0, number: int = 0) -> Table:
         """Exchange the standings of all workers; `number` is what the next average may be known by."""
         if self._checksums is None:
-            self._checksums = standing.checksums(zip(self._names, self._agreed, strict=True), self._frozen)
+            agreed = standing.checksums(zip(self._names, self._agreed, strict=True), self._frozen)
+            self._checksums = outer_state.checksums(self.outer, agreed)
         own = Standing(
             rank=dist.get_rank(),
             every=self.every,
@@ -367,11 +391,8 @@ class DiLoCo:
         return standing.exchange(own, local(self._agreed[0]).device, self._group, self._site)
 
 
-def _tensors_of(outer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an optimizer's state in an order that is the same on all workers."""
-    for parameter in (each for entry in outer.param_groups for each in entry["params"]):
-        state = outer.state.get(parameter, {})
-        yield from (state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor))
+def _kinds_of(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
+    return {name: (each.shape, each.dtype) for name, each in tensors.items()}
 
 
 def _is_finite(*tensors: torch.Tensor) -> bool:

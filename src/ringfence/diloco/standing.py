@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from ringfence.errors import MismatchError
 
+LOST: Final = -1  # in place of a number of outer steps: the outer optimizer has failed within one
+
 
 class Standing(NamedTuple):
     """Where a worker stands. It travels as int64."""
@@ -23,8 +25,9 @@ class Standing(NamedTuple):
     contributes: bool  # False: it came in the middle of the round
     finite: bool
     change: int  # checksum of its pseudo-gradient, where the workers of a site hold it alike
-    replicas: int  # checksum of the agreed parameters that all workers hold alike
-    shards: int  # checksum of those of which it holds a shard
+    # Checksums of the agreed parameters and of their state in the outer optimizer:
+    replicas: int  # of those that all workers hold alike
+    shards: int  # of those of which it holds a shard
     average: int  # the random number of an average of which it has not taken the outer step; 0: of none
     taken: int  # that of the last outer step that it has taken: two sites may have taken different ones
 
@@ -40,8 +43,10 @@ _DIFFERENT: Final = {
     "change": "the workers of a site hold different models; is `site` the group of one site, and `group` across sites?",
     "every": "the workers have different numbers of inner steps in a round",
     "outer_steps": "the workers have taken different numbers of outer steps",
-    "replicas": "the agreed parameters differ (their checksums follow); begin with one seed or one checkpoint",
-    "shards": "the shards of the agreed parameters differ (their checksums follow); begin with one seed or one checkpoint",
+    "replicas": "the agreed parameters or the outer optimizers differ (their checksums follow); begin with one seed or "
+    "one checkpoint",
+    "shards": "the shards of the agreed parameters or of the outer optimizers differ (their checksums follow); begin with one "
+    "seed or one checkpoint",
     "steps": "the workers have taken different numbers of inner steps in this round",
 }
 
@@ -70,6 +75,12 @@ def require_equal(workers: Iterable[Standing], *fields: str) -> None:
         if len(set(found)) > 1:
             each = ", ".join(f"{value} on worker {worker.rank}" for value, worker in zip(found, workers, strict=True))
             raise MismatchError(f"DiLoCo: {_DIFFERENT[field]}: {each}. No parameter was changed")
+
+
+def require_state(table: Table) -> None:
+    """Raise MismatchError if a worker's outer optimizer has failed."""
+    if lost := [worker.rank for worker in all_of(table) if worker.outer_steps == LOST]:
+        raise MismatchError(f"DiLoCo: the outer optimizer has failed on worker {lost}: catch up, or load a checkpoint")
 
 
 def require_one_model(table: Table) -> None:

@@ -15,7 +15,8 @@ WAYS: Final = ("float32", "int8", "DiLoCo", "DiLoCo, int8")
 _BUCKET: Final = 25 << 20  # bytes of gradients that DDP averages together
 _INT8: Final = (256 + 4) / (4 * 256)  # bytes for one of float32: blocks of 256 values, with a scale each
 _BACKWARD: Final = 2 / 3  # of a step's computing: DDP averages meanwhile
-_CHECKSUM: Final = 1 / 3e9  # seconds for a byte of the parameters: CRC-32 on a core of a Xeon at 2.5 GHz
+_CHECKSUM: Final = 1 / 3e9  # seconds for a byte: CRC-32 on a core of a Xeon at 2.5 GHz
+_CHECKED: Final = 2  # of agreed parameters, and of the outer optimizer's momentum
 _STANDINGS: Final = 2  # exchanges of a few bytes before and after the average of an outer step
 
 
@@ -53,7 +54,7 @@ def seconds(run: Run, rate: float, delay: float) -> dict[str, float]:
 
     def in_rounds(share: float) -> float:
         network = transfer(whole, share) + waiting(share < 1.0) + _STANDINGS * delay
-        return run.compute + (network + whole * _CHECKSUM) / run.every
+        return run.compute + (network + _CHECKED * whole * _CHECKSUM) / run.every
 
     return dict(zip(WAYS, [synchronous(1.0), synchronous(_INT8), in_rounds(1.0), in_rounds(_INT8)], strict=True))
 
