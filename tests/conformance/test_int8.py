@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -133,6 +134,31 @@ def test_a_subgroup(pool: Pool) -> None:
 
 
 # -- residuals ------------------------------------------------------------------------------------------------------
+
+
+def schedules_of_a_large_group() -> tuple[set[str], set[str]]:
+    """The schedules of an all-to-all and of an int8 all-reduce, where as few ranks as here count as a large group."""
+    engine = dist.group.WORLD._session.engine  # type: ignore[union-attr]
+    with patch.object(engine, "table", replace(engine.table, bruck_group=2)):
+        group = dist.new_group()
+        choose, chosen = group._choice, set()
+
+        def noted(*call: Any) -> Any:
+            found = choose(*call)
+            chosen.add(found[0].name)
+            return found
+
+        group._choice = noted
+        dist.all_to_all_single(torch.zeros(4), torch.ones(4), group=group)
+        plain = set(chosen)
+        chosen.clear()
+        int8.all_reduce(torch.ones(4 * BLOCK), group)
+    return plain, {name for name in chosen if name.startswith("all_to_all")}
+
+
+def test_no_shard_passes_through_a_third_rank(pool: Pool) -> None:
+    """It would see it as it is; a plain all-to-all of small parts in a large group forwards them."""
+    assert pool.check(schedules_of_a_large_group, 4) == [({"all_to_all_bruck"}, {"all_to_all_direct"})] * 4
 
 
 def mean_errors(count: int, dtype: torch.dtype, average: bool, on: str = "cpu") -> tuple[float, float]:

@@ -48,7 +48,7 @@ def all_reduce(
         TypeError: The tensor is of another dtype, or sparse.
         ValueError: The residual does not fit the tensor, or this worker is not in the group.
         MismatchError: Another rank passed another number of elements, another dtype, or another `average`. After this or
-            another failure on the way the tensor is undefined, and the residual is zero.
+            another failure on the way the tensor is undefined, the residual is zero, and the group cannot be used further.
     """
     _check(tensor, residual)
     rank, size = _place(group)

@@ -57,7 +57,14 @@ class Piece:
         self._sent[:, -self._header.numel() :] = self._header
         for others in (slice(0, rank), slice(rank + 1, size)):
             blocks.quantise(self._sums[others], self._sent[others], keep_errors=self._residual is not None)
-        self._work = dist.all_to_all_single(self._received, self._sent, group=group, async_op=True)
+        self._work = dist.all_to_all_single(
+            self._received,
+            self._sent,
+            output_split_sizes=[1] * size,  # equal ones, but explicit: then no shard passes through a third rank,
+            input_split_sizes=[1] * size,  # which would see it as it is
+            group=group,
+            async_op=True,
+        )
 
     def combine(self, group: Any) -> None:
         """Sum this rank's shard and start to gather all of them. Raises MismatchError, on all ranks, if headers differ."""
