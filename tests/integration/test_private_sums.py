@@ -215,14 +215,15 @@ def refused_together(number: int) -> tuple[str, int, float]:
         lambda: ringfence.private_mean([parameter(1.0)], 10**30 if one else 1, clip=1.0),
         lambda: ringfence.private_mean([parameter(1.0)], 1, clip=10**400 if one else 1.0),
         lambda: ringfence.private_mean([parameter(1.0)], 0.6 if one else 1, clip=1.0),  # type: ignore[arg-type]
+        lambda: ringfence.private_mean([parameter(1e200 if one else 1.0, torch.float64)], 1, clip=1.0),
     ]
     text, count = refusal(calls[number])
     return text, count, ringfence.private_sum(large, bound=1.0)[0].item()
 
 
-def parameter(gradient: float) -> torch.nn.Parameter:
-    found = torch.nn.Parameter(torch.zeros(LARGE))
-    found.grad = torch.full((LARGE,), gradient)
+def parameter(gradient: float, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
+    found = torch.nn.Parameter(torch.zeros(LARGE, dtype=dtype))
+    found.grad = torch.full((LARGE,), gradient, dtype=dtype)
     return found
 
 
@@ -240,7 +241,7 @@ BOUND, TERMS, KIND = "exceeds the bound", "with different arguments", "has no pr
         *((number, KIND, "worker 1 refused") for number in (7, 8, 9, 10)),
         (11, TERMS, TERMS),
         (12, "private_mean needs", "worker 1 refused"),
-        (13, BOUND, "worker 1 refused"),
+        (13, "the norm of this rank's update is not a finite number", "worker 1 refused"),
         (14, "no rank has samples", "no rank has samples"),
         (15, "a list has no private sum", "worker 1 refused"),
         (16, "OverflowError", "worker 1 refused"),
@@ -248,6 +249,7 @@ BOUND, TERMS, KIND = "exceeds the bound", "with different arguments", "has no pr
         (18, "OverflowError", "worker 1 refused"),
         (19, "is not a float", "worker 1 refused"),
         (20, "TypeError", "worker 1 refused"),
+        (21, "the norm of this rank's update is not a finite number", "worker 1 refused"),
     ],
 )
 def test_what_one_rank_does_differently_is_refused_on_every_rank(

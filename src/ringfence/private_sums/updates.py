@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import struct
 from collections.abc import Callable, Iterable
@@ -40,7 +41,7 @@ def private_mean(
         fixed: As for `private_sum`.
 
     Raises:
-        PrivateSumError: As `private_sum` does; also if a gradient is not a number, or samples cannot add up.
+        PrivateSumError: As `private_sum` does; also if the norm of an update is not a finite number, or samples cannot add up.
     """
     private, count = private_group(group), torch.zeros(1, dtype=torch.int64, device="cpu")
     refusal, also = None, b""
@@ -52,6 +53,8 @@ def private_mean(
         also = struct.pack(">dd", clip, largest_share)
         update = torch.cat([_gradient(parameter) for parameter in each])
         norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
+        if not math.isfinite(norm):  # of float64: it would be scaled to zeros
+            raise PrivateSumError("private_mean: the norm of this rank's update is not a finite number")
         count.fill_(samples)
     except Exception as error:  # the other ranks would wait for this one
         refusal = error
