@@ -64,7 +64,7 @@ def refused_alone(sample: Sample, change: Change) -> bool:
     """Whether a log that a change touches is refused. Both verifiers read those logs, and no others."""
     touched = {name: content for name, content in change.items() if name.endswith(".jsonl")}
     with changed(sample.scratch, touched, {}):
-        states = folder.audit(sample.scratch) if any(touched.values()) else []
+        states = folder.audit(sample.scratch) if any(each is not None for each in touched.values()) else []
         refused = {each.name: each.reason for each in states if each.state == REFUSED}
         second, _ = second_verifier.verify(sample.scratch, ASKED)
     assert refused.keys() == second.keys(), (refused, second)

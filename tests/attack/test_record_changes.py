@@ -41,6 +41,12 @@ def test_every_kind_of_change_is_found(tmp_path: Path, kind: str) -> None:
     assert done == {kind: 2}
 
 
+def test_a_log_with_nothing_left_in_it_is_refused(tmp_path: Path) -> None:
+    sample = record_verifiers.Sample.write(tmp_path)
+    name = next(name for name in sample.files if name.endswith(".jsonl"))
+    assert record_verifiers.refused_alone(sample, {name: b""})
+
+
 @pytest.mark.parametrize("kind", LIES)
 def test_both_verifiers_agree_on_what_a_worker_records(tmp_path: Path, kind: str) -> None:
     done = record_verifiers.run(tmp_path, 10, seed=5, kinds=[kind])
