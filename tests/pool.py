@@ -25,7 +25,7 @@ from tests.limits import FAR, HANG
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 4000
-STACKS_SECONDS = 2.0  # time for a hanging worker to write its stacks before it is killed
+STACKS_SECONDS = 20.0  # time for a hanging worker to write its stacks before it is killed
 LAST_FRAME = "in <module>"  # of the main thread, whose stack is written last
 
 Environment = Mapping[str, str | None]  # None removes the variable
@@ -182,6 +182,12 @@ class Call:
                 self.results[rank] = self.pool.workers[rank].receive()
 
 
+def _of_living(results: list[Any]) -> list[Any]:
+    """Return the results. Raises WorkersFailed if a worker is gone that had answered the test before."""
+    values([result if _is_gone(result) else None for result in results])
+    return results
+
+
 def _is_gone(result: Any) -> bool:
     return isinstance(result, Failure) and result.type in ("Hang", "Death")
 
@@ -296,10 +302,10 @@ class Pool:
         """Return whether the group still works on every worker; a test may have ended it."""
         for rank in range(world):
             self.workers[rank].send(("is_member",))
-        return all(each is True for each in Call(self, world).wait(HANG))
+        return all(each is True for each in _of_living(Call(self, world).wait(HANG)))
 
     def leave(self, timeout: float = HANG) -> None:
-        """Make every worker destroy its group; a worker that cannot is replaced."""
+        """Make every worker destroy its group, which may fail. Raises WorkersFailed if one hangs or dies then."""
         if self._group is None:
             return
         self._group = None
@@ -307,7 +313,7 @@ class Pool:
         self._start(world)
         for rank in range(world):
             self.workers[rank].send(("leave",))
-        Call(self, world).wait(timeout)
+        _of_living(Call(self, world).wait(timeout))
 
     def forget(self, gone: Any) -> None:
         """After a failure: drop the group and the workers that are gone; they are restarted when needed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_an_exception_is_returned_as_a_failure(pool: Pool) -> None:
 
 
 def test_a_hanging_worker_shows_its_stack_and_is_replaced(pool: Pool) -> None:
-    results = pool.run(hang_on, world=2, backend="gloo", args=(0,), timeout=2)
+    results = pool.run(hang_on, world=2, backend="gloo", args=(0,), timeout=10)
     assert kinds(results) == ["Hang", "well"]
     assert "in hang_on" in results[0].traceback
     assert len(pool.check(add_ranks, world=2, backend="gloo", args=(0,))) == 2
@@ -102,6 +103,18 @@ def test_a_dead_worker_is_reported_at_once_and_replaced(pool: Pool) -> None:
     results = pool.run(die_on, world=2, backend="gloo", args=(1,))
     assert kinds(results) == ["well", "Death"]
     assert results[1].message == "killed by SIGKILL"
+    assert len(pool.check(add_ranks, world=2, backend="gloo", args=(0,))) == 2
+
+
+def die_when_leaving(rank: int) -> None:
+    if dist.get_rank() == rank:
+        dist.destroy_process_group = partial(os.kill, os.getpid(), signal.SIGSEGV)
+
+
+def test_a_worker_that_dies_when_it_leaves_is_a_failure(pool: Pool) -> None:
+    pool.check(die_when_leaving, world=2, backend="gloo", args=(1,))
+    with pytest.raises(WorkersFailed, match=r"^rank 1: Death: killed by SIGSEGV"):
+        pool.leave()
     assert len(pool.check(add_ranks, world=2, backend="gloo", args=(0,))) == 2
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.retry import Failed, read_failures, reason_against, record
+from scripts.retry import Failed, flaky_before, read_failures, reason_against, record
 
-HANG = "tests.pool.WorkersFailed: rank 0: 1\nE   rank 1: Hang: no answer within 60 s\n"
+HANG = "E   tests.pool.WorkersFailed: rank 0: Hang: no answer within 60 s\nE   rank 1: Hang: no answer within 60 s\n"
+CHAINED = "\nDuring handling of the above exception, another exception occurred:\n"
 BY_LOAD = [
     HANG,
     "E       rank 2: Death: killed by SIGKILL",
@@ -22,6 +23,10 @@ FAULTS = [
     "E       rank 1: Death: exit status 1",
     "E       rank 1: Death: killed by SIGSEGV",
     "E       rank 0: AuthenticationError: Hang on",
+    "E   tests.pool.WorkersFailed: rank 0: AssertionError: 3\nE   rank 1: Hang: no answer within 60 s\n",
+    "E   tests.pool.WorkersFailed: rank 0: Hang: no answer within 60 s\nE   rank 1: Death: killed by SIGSEGV\n",
+    "E   subprocess.TimeoutExpired: Command" + CHAINED + "E   AssertionError: assert 3.0 == 4.0",
+    "E       assert 'x.Hang: ' in 'rank 1'",
     "",
 ]
 
@@ -62,6 +67,16 @@ def test_every_failure_of_a_test_must_allow_it(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps({"test": "tests/cli/a", "text": text}) + "\n" for text in (FAULTS[0], HANG)))
     assert "another reason" in reason_against(read_failures(file))
     assert reason_against([Failed("tests/cli/a", HANG)] * 4) == ""
+
+
+def test_what_was_tried_again_lately_is_not_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "flaky.jsonl"
+    name = "tests/cli/test_a.py::test_a"
+    assert flaky_before(file) == set()
+    record(file, [Failed(name, HANG)])
+    assert "mend it" in reason_against([Failed(name, HANG)], flaky_before(file))
+    file.write_text(json.dumps({"time": "2020-01-01T00:00:00+00:00", "test": name, "text": HANG}) + "\n")
+    assert reason_against([Failed(name, HANG)], flaky_before(file)) == ""
 
 
 def test_the_record_keeps_what_was_there(tmp_path: Path) -> None:
