@@ -21,13 +21,13 @@ from ringfence.runtime import same_machine
 from tests.attack.eavesdrop import Capture
 from tests.integration.inside import SENTENCE, Records, alone, hybrid_losses, kind, mesh_of, tell, write_policy
 from tests.integration.netns import ADDRESSES, Hosts
-from tests.limits import HANG
+from tests.limits import FAR, HANG
 from tests.pool import Pool, values
 
 SIDES = ("near", "near", "far", "far")  # where each rank lives
 WORLD = len(SIDES)
 SEALED, INSIDE = "RingfenceProcessGroup ringfence", "inside gloo"
-SHORT = timedelta(seconds=5)
+SHORT = timedelta(seconds=5)  # for what must not connect
 ACROSS = ((0, 2), (1, 3), (0, 1, 2, 3), (0, 3))
 
 pytestmark = pytest.mark.processes
@@ -152,7 +152,8 @@ def without_proof(interface: str | None) -> str:
         if interface is not None:
             patch.setattr(inside, "LOOPBACK", ADDRESSES[SIDES[dist.get_rank()]])
         try:
-            group = dist.new_group([0, 2], backend="gloo", timeout=SHORT)
+            limit = SHORT if interface is None else timedelta(seconds=FAR)
+            group = dist.new_group([0, 2], backend="gloo", timeout=limit)
         except (RingfenceError, RuntimeError) as error:
             return f"refused: {error}"
     if dist.get_rank() in (0, 2):

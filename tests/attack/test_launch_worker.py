@@ -55,7 +55,7 @@ def as_other_user(pipe: Connection, path: str) -> None:
     """Connect to the agent's socket; report what comes of it."""
     os.setresuid(OTHER_USER, OTHER_USER, OTHER_USER)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(10)
+        connection.settimeout(HANG)
         try:
             connection.connect(path)
             pipe.send(f"received {connection.recv(100)!r}")
@@ -68,7 +68,7 @@ def result_as_other_user(path: str) -> str:
     pipe, theirs = context.Pipe()
     child = context.Process(target=as_other_user, args=(theirs, path))
     child.start()
-    assert pipe.poll(30)
+    assert pipe.poll(HANG)
     found = str(pipe.recv())
     child.join(HANG)
     return found

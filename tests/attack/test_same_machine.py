@@ -19,7 +19,7 @@ from tests.unit.test_same_machine import DIGEST, Session
 CLONE_NEWUSER, CLONE_NEWNET = 0x1000_0000, 0x4000_0000
 OTHER_USER = 1234
 PAIR = (0, 2)
-SECONDS = 2.0
+SECONDS = 2.0  # for what must not prove it
 
 pytestmark = pytest.mark.processes
 
@@ -50,21 +50,21 @@ def unmapped_user() -> None:
 class Child:
     """A forked process that runs a proof somewhere else, in steps that the test controls."""
 
-    def __init__(self, session: Session, rank: int, enter: Callable[[], None]) -> None:
+    def __init__(self, session: Session, rank: int, enter: Callable[[], None], seconds: float) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=self._run, args=(theirs, session, rank, enter), daemon=True)
+        self._process = context.Process(target=self._run, args=(theirs, session, rank, enter, seconds), daemon=True)
         self._process.start()
         theirs.close()
         assert self.pipe.recv() == "listening"
 
     @staticmethod
-    def _run(pipe: Connection, session: Session, rank: int, enter: Callable[[], None]) -> None:
+    def _run(pipe: Connection, session: Session, rank: int, enter: Callable[[], None], seconds: float) -> None:
         enter()
         proof = session.proof(rank, PAIR)
         pipe.send("listening")
         assert pipe.recv() == "go"
-        pipe.send((set(proof.run(SECONDS)), proof.refusals))
+        pipe.send((set(proof.run(seconds)), proof.refusals))
         proof.close()
 
     def result(self) -> tuple[set[int], dict[int, str]]:
@@ -74,14 +74,14 @@ class Child:
         return found
 
 
-def attempt(mine: int, enter: Callable[[], None]) -> tuple[set[int], set[int], str]:
+def attempt(mine: int, enter: Callable[[], None], seconds: float = SECONDS) -> tuple[set[int], set[int], str]:
     """Worker `mine` here and the other elsewhere. Return whom each has proved, and why the dialler refused, if it did."""
     session = Session()
     (other,) = set(PAIR) - {mine}
-    child = Child(session, other, enter)
+    child = Child(session, other, enter, seconds)
     proof = session.proof(mine, PAIR)
     child.pipe.send("go")
-    here = set(proof.run(SECONDS))
+    here = set(proof.run(seconds))
     there, refusals = child.result()
     text = " ".join((*proof.refusals.values(), *refusals.values()))
     proof.close()
@@ -91,7 +91,7 @@ def attempt(mine: int, enter: Callable[[], None]) -> tuple[set[int], set[int], s
 @pytest.mark.parametrize("mine", PAIR)
 def test_two_processes_of_one_user_prove_it(mine: int) -> None:
     """Without this, the refusals below would mean nothing."""
-    here, there, _ = attempt(mine, stay)
+    here, there, _ = attempt(mine, stay, HANG)
     assert (here, there) == ({2 - mine}, {mine})
 
 
@@ -173,13 +173,13 @@ def session() -> Session:
     return Session()
 
 
-def relayed(session: Session, uid: int) -> tuple[set[int], set[int], int]:
+def relayed(session: Session, uid: int, seconds: float) -> tuple[set[int], set[int], int]:
     """Worker 0 is here, worker 2 in another network namespace with a relay in between; whom they prove, and bytes relayed."""
     proof = session.proof(0, PAIR)
     relay = Relay(session, uid)
-    child = Child(session, 2, relay.enter)
+    child = Child(session, 2, relay.enter, seconds)
     child.pipe.send("go")
-    here = set(proof.run(SECONDS))
+    here = set(proof.run(seconds))
     there, _ = child.result()
     proof.close()
     count: int = relay.pipe.recv() if relay.pipe.poll(10) else 0
@@ -191,13 +191,13 @@ def relayed(session: Session, uid: int) -> tuple[set[int], set[int], int]:
 @pytest.mark.promise("Two workers on different machines, or of different users, cannot pass for one machine.")
 def test_a_relay_of_another_user_gets_no_byte(session: Session) -> None:
     """Both ends close the connection by its user id, before they have sent anything."""
-    assert relayed(session, OTHER_USER) == (set(), set(), 0)
+    assert relayed(session, OTHER_USER, SECONDS) == (set(), set(), 0)
 
 
 @pytest.mark.promise("A process of the workers' own user on both machines can relay a proof of one machine.")
 def test_a_relay_of_the_same_user_passes(session: Session) -> None:
     """Such a process can read the workers' memory; it is the worker, by the threat model."""
-    here, there, count = relayed(session, os.geteuid())
+    here, there, count = relayed(session, os.geteuid(), HANG)
     assert (here, there) == ({2}, {0})
     assert count > 0
 

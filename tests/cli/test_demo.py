@@ -144,7 +144,7 @@ def passage() -> Iterator[Passage]:
         relay = Relay(listener.getsockname())
         dialler = socket.create_connection(relay.address, timeout=HANG)
         worker, _ = listener.accept()
-    worker.settimeout(10)
+    worker.settimeout(HANG)
     yield relay, dialler, worker
     for end in (dialler, worker, relay):
         end.close()

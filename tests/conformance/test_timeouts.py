@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.limits import HANG
+from tests.limits import FAR, HANG
 from tests.pool import Failure, Pool
 
-SECONDS = 1.0  # of the group
+SECONDS = 4.0  # of the group
 
 
 def outlast(seconds: float) -> None:
@@ -21,14 +22,24 @@ def outlast(seconds: float) -> None:
         store.wait(["what nobody sets"], timedelta(seconds=seconds))
 
 
-def posted_early() -> tuple[float, int]:
-    group = dist.new_group(timeout=timedelta(seconds=SECONDS))
+def group_of_short_timeout() -> Any:
+    """A group whose members are connected already."""
+    group = dist.new_group(timeout=timedelta(seconds=FAR))
     dist.all_reduce(torch.ones(1), group=group)
+    if hasattr(group, "set_timeout"):
+        group.set_timeout(timedelta(seconds=SECONDS))
+    else:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS), group)
+    return group
+
+
+def posted_early() -> tuple[float, int]:
+    group = group_of_short_timeout()
     tensor = torch.zeros(3)
     early = []
     if dist.get_rank() == 1:
         early = [dist.irecv(tensor, 0, group, tag=1), dist.isend(torch.full((3,), 2.0), 0, group, tag=2)]
-    outlast(1.5 * SECONDS)
+    outlast(1.25 * SECONDS)
     dist.barrier()
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), 1, group, tag=1)
@@ -45,8 +56,7 @@ def test_timeout_does_not_run_before_wait(pool: Pool, backend: str) -> None:
 
 
 def waited_for(how: str) -> None:
-    group = dist.new_group(timeout=timedelta(seconds=SECONDS))
-    dist.all_reduce(torch.ones(1), group=group)
+    group = group_of_short_timeout()
     work = dist.irecv(torch.zeros(3), 1 - dist.get_rank(), group)
     work.wait() if how == "wait" else work.get_future().wait()
 

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from ringfence.config.settings import Settings
 from ringfence.errors import RingfenceError
 from ringfence.runtime.control import Bye
 from ringfence.session.join import Membership, join
+from tests.limits import FAR, HANG
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 30.0
+TIMEOUT = FAR
+PATIENCE = (8.0, 45.0)  # seconds that a worker waits for one that it refuses; longer if the machine was too busy
 
 
 class FolderStore:
@@ -69,7 +71,20 @@ def run_workers(
         workers.append(
             subprocess.Popen(command, cwd=ROOT, env={**inherited, **environment}, stdout=subprocess.PIPE, text=True)
         )
-    return [json.loads(worker.communicate(timeout=TIMEOUT + timeout)[0]) for worker in workers]
+    return [json.loads(worker.communicate(timeout=HANG)[0]) for worker in workers]
+
+
+def assert_refused(
+    reasons: Sequence[str],
+    run: Callable[[float], Sequence[Mapping[str, str]]],
+    patiences: Sequence[float] = PATIENCE,
+) -> None:
+    """Run workers with a patience; each has the reason of its rank in its error."""
+    for patience in patiences:
+        found = [each["error"] for each in run(patience)]
+        if all(reason in error for reason, error in zip(reasons, found, strict=True)):
+            return
+    raise AssertionError(found)
 
 
 def goodbye(member: Membership) -> dict[str, str]:

@@ -27,9 +27,9 @@ from ringfence.session.join import join
 from tests import provers
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import FolderStore
-from tests.limits import HANG
+from tests.limits import FAR, HANG
 
-TIMEOUT = 30.0
+TIMEOUT = FAR
 Chip = Callable[[bytes, int], bytes]
 
 
@@ -100,7 +100,7 @@ def run(
 ) -> list[tuple[object, ...]]:
     """Run a worker for each plan, each with its chip, and return their results by rank."""
     context = multiprocessing.get_context("spawn")
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     pipes, processes = [], []
     for rank, plan in enumerate(plans):
         near, far = context.Pipe()

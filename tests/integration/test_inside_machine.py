@@ -150,7 +150,7 @@ def test_workers_with_and_without_the_key_do_not_admit_each_other(pool: Pool, tm
     texts = (POLICY, POLICY.replace('inside_machine = ["gloo", "nccl"]\n', ""))
     envs = [write_policy(folder, text) for folder, text in zip(folders, texts, strict=True)]
     with pool.fresh() as fresh:
-        for result in fresh.join("ringfence", 2, env=envs, seconds=6):
+        for result in fresh.join("ringfence", 2, env=envs):
             assert isinstance(result, Failure) and "have different policies" in result.message
 
 

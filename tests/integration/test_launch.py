@@ -316,7 +316,7 @@ def test_a_worker_ends_with_its_agent_also_before_it_imports_torch(folder: Path)
         assert agent.stdout is not None
         worker = os.pidfd_open(int(agent.stdout.readline()))
         agent.kill()
-    ended, _, _ = select.select([worker], [], [], 30)
+    ended, _, _ = select.select([worker], [], [], HANG)
     os.close(worker)
     assert ended
 

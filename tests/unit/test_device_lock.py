@@ -18,6 +18,7 @@ from ringfence.evidence import guest, nvml, tsm
 from ringfence.session.join.collect import Collector, FailureWindow, Outcome
 from ringfence.session.join.peer import Peer
 from ringfence.transport.tls import Credentials, Tls, TlsStream
+from tests.limits import HANG
 from tests.unit.admission_samples import worker
 from tests.unit.nvml_driver import Driver
 from tests.unit.overlap import watched
@@ -36,7 +37,7 @@ def unauthenticated_peer() -> Peer:
 def outcomes(collector: Collector, count: int) -> dict[Peer, Outcome]:
     found: dict[Peer, Outcome] = {}
     while len(found) < count:
-        assert select.select([collector], [], [], 20)[0], "nothing was collected"
+        assert select.select([collector], [], [], HANG)[0], "nothing was collected"
         found.update(collector.finished())
     return found
 
