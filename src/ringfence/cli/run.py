@@ -16,6 +16,11 @@ from ringfence.errors import ConfigurationError
 _SPARES_AFTER: Final = 5.0  # seconds of a round, so that spares do not delay its first step
 _REJOIN_WITHIN: Final = 10.0  # seconds
 
+_HELP: Final = {  # where torchrun's own does not apply
+    "rdzv_backend": "ringfence, which is also the default.",
+    "standalone": "One node, on which nothing listens.",
+}
+
 SUMMARY: Final = "start a training script on one or several nodes"
 
 _EXAMPLES: Final = """\
@@ -108,6 +113,7 @@ def _parser(torchrun: Any) -> argparse.ArgumentParser:
     for action in parser._actions:
         if action.dest == "node_rank" and action.default == 0:
             action.default = None  # not given, neither as a flag nor as PET_NODE_RANK
+        action.help = _HELP.get(action.dest, action.help)
     return parser
 
 
