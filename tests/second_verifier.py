@@ -272,7 +272,7 @@ def descend(sessions: list[list[Log]], anchors: set[str], start: set[str]) -> bo
 
 
 def verify(folder: Path, claims: dict[str, set[str]]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the refused logs with the reasons, and the state of each claim: section 14. All of `claims` are judged."""
+    """Return the refused logs with the reasons, and the state of each claim: section 14. All of `claims` are evaluated."""
     refused, logs = dict[str, str](), list[Log]()
     for path in sorted(folder.glob("*.jsonl")):
         try:

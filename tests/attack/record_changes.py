@@ -18,7 +18,7 @@ from tests.unit.log_samples import signed_again
 Files = dict[str, bytes]  # by the name below the folder
 Change = Mapping[str, bytes | None]  # new contents of files; None: it is removed
 MARK = b'"kind":"signature"'
-STRANGER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
 def contents(path: Path) -> Files:
@@ -198,11 +198,11 @@ def sign_as_stranger(sample: Sample, chance: random.Random) -> Change:
 
     def edit(documents: list[dict[str, Any]]) -> None:
         if is_named:
-            documents[0]["key"] = STRANGER.public_key().public_bytes_raw().hex()
+            documents[0]["key"] = OTHER_KEY.public_key().public_bytes_raw().hex()
         chosen = chance.choice([each for each in documents if each["kind"] not in ("begin", "signature")])
         chosen["at"] += chance.randrange(2)
 
-    return {name: signed_again(sample.files[name], STRANGER, edit)}
+    return {name: signed_again(sample.files[name], OTHER_KEY, edit)}
 
 
 # -- changes of files and of the run -----------------------------------------------------------------------------------

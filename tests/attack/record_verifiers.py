@@ -23,7 +23,7 @@ from tests import second_verifier
 from tests.attack.record_changes import CHANGES, LIES, LINE_CHANGES, Change, Sample
 from tests.unit import run_samples
 
-JUDGED = {
+EVALUATED = {
     "every log is genuine": "genuine",
     "both ends of every connection agree on what passed": "agree",
     "the run is run-7": "run",
@@ -40,7 +40,7 @@ ASKED = {
     for name, value in tomllib.loads(run_samples.CLAIMS).items()
     if value is not True
 }
-EVERY = 20  # of the changes for which a log is refused, one is judged as a whole
+EVERY = 20  # of the changes for which a log is refused, one is evaluated as a whole
 OFTEN = 20  # changes of lines, of which there are many different ones, for each other change
 
 
@@ -73,11 +73,11 @@ def refused_alone(sample: Sample, change: Change) -> bool:
     return bool(refused)
 
 
-def judge(path: Path) -> tuple[Record, dict[str, Verdict]]:
-    """Judge a record by both verifiers, which must find the same."""
+def evaluate(path: Path) -> tuple[Record, dict[str, Verdict]]:
+    """Evaluate a record by both verifiers, which must find the same."""
     record = Record.read(path)
-    verdicts = {each.claim.partition(":")[0]: each for each in claims.judge(record, CLAIMS)}
-    found = {JUDGED[claim]: verdict.state for claim, verdict in verdicts.items() if claim in JUDGED}
+    verdicts = {each.claim.partition(":")[0]: each for each in claims.evaluate(record, CLAIMS)}
+    found = {EVALUATED[claim]: verdict.state for claim, verdict in verdicts.items() if claim in EVALUATED}
     refused = {each.name: each.reason for each in record.states if each.state == REFUSED}
     second, states = second_verifier.verify(path, ASKED)
     assert refused.keys() == second.keys(), (refused, second)
@@ -88,12 +88,12 @@ def judge(path: Path) -> tuple[Record, dict[str, Verdict]]:
     return record, verdicts
 
 
-def check_change(sample: Sample, kind: str, change: Change, is_judged: bool) -> None:
+def check_change(sample: Sample, kind: str, change: Change, is_evaluated: bool) -> None:
     """Check that a changed record is refused or shows less, and that both verifiers find the same."""
-    if all(name.endswith(".jsonl") for name in change) and refused_alone(sample, change) and not is_judged:
+    if all(name.endswith(".jsonl") for name in change) and refused_alone(sample, change) and not is_evaluated:
         return
     with changed(sample.path, change, sample.files):
-        record, verdicts = judge(sample.path)
+        record, verdicts = evaluate(sample.path)
     logs = {each.name: each for each in record.states}
     if kind == "append_tail":  # what follows the last signature says nothing
         assert {each.state for each in verdicts.values()} == {SHOWN}
@@ -111,7 +111,7 @@ def check_change(sample: Sample, kind: str, change: Change, is_judged: bool) -> 
 def check_lie(sample: Sample, change: Change) -> None:
     """Check that both verifiers find the same where a worker, which has its key, recorded something else."""
     with changed(sample.path, change, sample.files):
-        judge(sample.path)
+        evaluate(sample.path)
 
 
 def run(
@@ -119,7 +119,7 @@ def run(
 ) -> Counter[str]:
     """Make so many changes, one at a time, of all kinds or of some, and return how many of each kind there were."""
     sample, chance = Sample.write(path), random.Random(seed)
-    _, verdicts = judge(sample.path)
+    _, verdicts = evaluate(sample.path)
     assert {each.state for each in verdicts.values()} == {SHOWN}
     done: Counter[str] = Counter()
     began = time.monotonic()

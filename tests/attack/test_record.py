@@ -45,7 +45,7 @@ def test_every_truncated_record_is_refused() -> None:
 
 @pytest.mark.promise("A record that was changed, or that the given key did not sign, is refused.")
 def test_the_signature_of_a_stranger_is_refused() -> None:
-    forged = envelope.sign(samples.statement().encode(), samples.STRANGER)
+    forged = envelope.sign(samples.statement().encode(), samples.OTHER_KEY)
     assert "signed with another key" in refused(forged)
     named = envelope.parse(forged)
     assert "signature is wrong" in refused(

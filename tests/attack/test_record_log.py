@@ -152,7 +152,7 @@ class TestFirstLine:
 
     @pytest.mark.promise("Only the worker that the roster lists can have written a log in its name.")
     def test_another_key_is_refused(self, blobs: Blobs) -> None:
-        """Another worker's record key, another worker's TLS key, a stranger's TLS key."""
+        """Another worker's record key, another worker's TLS key, an outsider's TLS key."""
         fields = SESSION.begin(0, blobs)
         assert "did not sign the key of this log" in self.refused({**fields, "key": SESSION.public(1).hex()}, blobs)
         for key in (SESSION.tls_key(1), OTHER.tls_key(0)):

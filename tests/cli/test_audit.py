@@ -39,10 +39,10 @@ The record says: FAILED: 1 of 2 checks.
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A record that is signed, one that a stranger signed, and the public key."""
+    """A record that is signed, one that another key signed, and the public key."""
     (tmp_path / "record.json").write_bytes(samples.record())
     (tmp_path / "key.pem").write_bytes(signing_key.public_pem(samples.KEY.public_key()))
-    (tmp_path / "other.pem").write_bytes(signing_key.public_pem(samples.STRANGER.public_key()))
+    (tmp_path / "other.pem").write_bytes(signing_key.public_pem(samples.OTHER_KEY.public_key()))
     return tmp_path
 
 

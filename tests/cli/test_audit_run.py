@@ -20,7 +20,7 @@ What no record can show:
     entries in this order, and that nobody has changed them since. What they say
     is that worker's word: it is worth what its evidence says of the code that
     ran.
-  - Whoever holds the keys of all workers, or owns all machines and shows no
+  - A holder of all workers' keys, or an owner of all machines who presents no
     evidence of them, can write any record.
   - A worker is verified by its parent in the tree of the join. A parent that
     lies may have shown its own hardware.
@@ -84,7 +84,7 @@ def test_what_is_printed(logs: list[Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.real_start
-def test_claims_are_judged_without_torch(logs: list[Path], tmp_path: Path) -> None:
+def test_claims_are_evaluated_without_torch(logs: list[Path], tmp_path: Path) -> None:
     python = installation_without(tmp_path / "environment", "torch")
     words = ("audit", "record", "--claims", "claims.toml", "--page", "audit.html", "--json")
     done = ringfence(*words, folder=tmp_path, python=python)

@@ -20,7 +20,7 @@ corpus.manifest: 6 files, 13 B, in 0.0 s (0 B/s).
 VERIFIED = f"""\
 corpus is the data of corpus.manifest: 6 files, 13 B.
   root  {ROOT}
-Compare the root with one from elsewhere: whoever changes data can write a
+Compare the root with one from elsewhere: anyone who changes data can write a
 manifest of it.
 """
 

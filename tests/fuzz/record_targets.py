@@ -25,7 +25,7 @@ _VECTORS = Path(__file__).parents[1] / "vectors" / "record.json"
 
 
 def _envelopes() -> list[bytes]:
-    return [samples.record(), envelope.sign(b"", samples.KEY), envelope.sign(b"{}", samples.STRANGER)]
+    return [samples.record(), envelope.sign(b"", samples.KEY), envelope.sign(b"{}", samples.OTHER_KEY)]
 
 
 def _parse_envelope(data: bytes) -> None:

@@ -10,7 +10,7 @@ from ringfence.record import envelope, selftest
 from ringfence.record.statement import DIR_HASH, SHA256, Statement, Subject
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-STRANGER = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
+OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 SUBJECTS = (Subject("ringfence", DIR_HASH, "ab" * 32), Subject("ringfence/dataplane/_core.abi3.so", SHA256, "cd" * 32))
 
 

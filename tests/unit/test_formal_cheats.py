@@ -1,6 +1,6 @@
 """Ways to make the record of formal/ say more than was proved, each refused without a prover.
 
-The record is plain text, so whoever changes a model can paste new digests into it. `paste` does that, with the digest that
+The record is plain text, so anyone who changes a model can paste new digests into it. `paste` does that, with the digest that
 `scripts/prove` would compute: what is refused then is refused for another reason.
 """
 

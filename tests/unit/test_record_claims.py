@@ -22,8 +22,8 @@ __all__ = ["test_roots"]
 pytestmark = pytest.mark.usefixtures("test_roots")
 
 
-def judged(folder: Path, text: str = samples.CLAIMS) -> dict[str, Verdict]:
-    found = claims.judge(Record.read(folder), claims.read(text.encode(), "claims.toml"))
+def evaluated(folder: Path, text: str = samples.CLAIMS) -> dict[str, Verdict]:
+    found = claims.evaluate(Record.read(folder), claims.read(text.encode(), "claims.toml"))
     return {verdict.claim.partition(":")[0]: verdict for verdict in found}
 
 
@@ -38,7 +38,7 @@ def logs(tmp_path: Path) -> list[Path]:
 
 
 def test_all_claims_of_a_run_with_a_kill_and_a_rejoin_are_shown(logs: list[Path]) -> None:
-    found = judged(logs[0].parent)
+    found = evaluated(logs[0].parent)
     assert states(found) == {SHOWN}, found
     assert len(found) == 10
     assert all(each.reasons for each in found.values())
@@ -54,7 +54,7 @@ def test_what_workers_presented_is_kept_by_the_whole_digest_of_their_roster(logs
 
 def test_a_shared_secret_names_nobody(tmp_path: Path) -> None:
     samples.write(tmp_path, samples.sessions_by_secret())
-    found = judged(tmp_path)
+    found = evaluated(tmp_path)
     assert found["what workers presented admits them"].state == NOT_SHOWN
     assert found["what workers presented admits them"].is_met  # nobody has claimed it
     assert found["nobody else was admitted"].state == NOT_SHOWN and not found["nobody else was admitted"].is_met
@@ -109,14 +109,14 @@ def append_run(logs: list[Path]) -> None:
 )
 def test_what_is_left_out_is_named(logs: list[Path], change: Change, reason: str) -> None:
     change(logs)
-    found = judged(logs[0].parent)["complete"]
+    found = evaluated(logs[0].parent)["complete"]
     assert found.state == REFUTED
     assert any(reason in each for each in found.reasons), found.reasons
 
 
 def test_a_worker_whose_log_is_missing_is_not_shown_to_have_run_this_code(logs: list[Path]) -> None:
     logs[4].unlink()
-    found = judged(logs[0].parent)
+    found = evaluated(logs[0].parent)
     for claim in (
         "nobody else was admitted",
         "only this code ran",
@@ -134,7 +134,7 @@ def test_a_fork_of_the_run_is_named(tmp_path: Path) -> None:
     _, heads = samples.write_session(tmp_path, first, is_first=True)
     for run in (second, replace(second, name="third")):
         samples.write_session(tmp_path, run, heads)
-    found = judged(tmp_path)["complete"]
+    found = evaluated(tmp_path)["complete"]
     assert found.state == REFUTED
     assert "follows the same log: the run was forked" in found.reasons[0]
 
@@ -152,7 +152,7 @@ def test_a_fork_of_the_run_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_claim_that_does_not_hold(logs: list[Path], changed: str, claim: str, state: str, reason: str) -> None:
-    found = judged(logs[0].parent, changed)[claim]
+    found = evaluated(logs[0].parent, changed)[claim]
     assert found.state == state
     assert reason in found.reasons[0]
 
@@ -163,10 +163,10 @@ def test_a_checkpoint_that_the_run_did_not_write_is_named_unless_it_is_claimed_a
     for path in logs[:3]:
         path.unlink()
     claim = f'checkpoints = "{samples.LATER}"\n'
-    found = judged(tmp_path / "record", claim)["these checkpoints descend from the run"]
+    found = evaluated(tmp_path / "record", claim)["these checkpoints descend from the run"]
     assert found.state == REFUTED and f"it read {samples.MODEL}" in found.reasons[0]
     claim += f'started_from = "{samples.MODEL}"\n'
-    assert judged(tmp_path / "record", claim)["these checkpoints descend from the run"].state == SHOWN
+    assert evaluated(tmp_path / "record", claim)["these checkpoints descend from the run"].state == SHOWN
 
 
 def rewritten(path: Path, kind: str, fields: dict[str, Any], key: Any) -> None:
@@ -186,7 +186,7 @@ def test_ends_that_disagree_are_named(logs: list[Path]) -> None:
     points = samples.points(run, 1)
     points[0][-1] = "ff" * 32
     rewritten(logs[4], "passed", {"points": points}, run.session.record_key(1))
-    found = judged(logs[0].parent)["both ends of every connection agree on what passed"]
+    found = evaluated(logs[0].parent)["both ends of every connection agree on what passed"]
     assert found.state == REFUTED
     assert "rank 1 sent and rank 0 received other frames, within the first 1 of channel 0" in found.reasons[0]
 
@@ -196,7 +196,7 @@ def test_points_that_contradict_each_other_are_refused(logs: list[Path]) -> None
     points = samples.points(run, 1)
     points.append([*points[0][:-1], "ff" * 32])
     rewritten(logs[4], "passed", {"points": points}, run.session.record_key(1))
-    found = judged(logs[0].parent)["both ends of every connection agree on what passed"]
+    found = evaluated(logs[0].parent)["both ends of every connection agree on what passed"]
     assert found.state == REFUTED and "two digests" in found.reasons[0]
 
 
@@ -205,7 +205,7 @@ def test_a_head_before_that_no_log_has_is_named_though_the_list_has_another(logs
     with logs[4].open("rb") as stream:
         fields = log.read(stream).begin.fields
     rewritten(logs[4], "begin", {**fields, "before": "ff" * 32}, run.session.record_key(1))
-    found = judged(logs[0].parent)["complete"]
+    found = evaluated(logs[0].parent)["complete"]
     assert found.state == REFUTED
     assert any("its head is ffffffffffffffff" in each for each in found.reasons), found.reasons
 
@@ -213,7 +213,7 @@ def test_a_head_before_that_no_log_has_is_named_though_the_list_has_another(logs
 def test_missing_heads_are_counted_without_a_list_too(logs: list[Path]) -> None:
     _, run = samples.sessions()
     rewritten(logs[4], "heads", {"list": "", "missing": 0}, run.session.record_key(1))
-    found = judged(logs[0].parent)["every log is genuine"]
+    found = evaluated(logs[0].parent)["every log is genuine"]
     assert found.state == REFUTED and logs[4].name in found.reasons[0]
 
 
@@ -234,7 +234,7 @@ def test_bytes_that_were_shared_with_another_machine_are_named(logs: list[Path],
     file.append(entries[-1].kind, entries[-1].fields)
     file.sign()
     file.close()
-    found = judged(path.parent, "sealed = true")["nothing left a machine unsealed"]
+    found = evaluated(path.parent, "sealed = true")["nothing left a machine unsealed"]
     assert found.state == REFUTED
     assert "it exchanged 7 bytes unsealed with rank 2, which is on another machine" in found.reasons[0]
 
@@ -244,9 +244,9 @@ def test_attested_workers(tmp_path: Path) -> None:
     for kind, run in runs.items():
         samples.write_session(tmp_path / kind, run)
         claim = f'[attested]\nkinds = ["{kind}", "nvidia"]\n'
-        assert judged(tmp_path / kind, claim)["all workers are attested"].state == SHOWN
+        assert evaluated(tmp_path / kind, claim)["all workers are attested"].state == SHOWN
         name = "mrtd" if kind == "tdx" else "measurement"
-        found = judged(tmp_path / kind, f'{claim}[attested.measurements]\n{name} = "00"')
+        found = evaluated(tmp_path / kind, f'{claim}[attested.measurements]\n{name} = "00"')
         assert found["all workers are attested"].state == REFUTED
         assert f"{kind}: m" in found["all workers are attested"].reasons[0]
 

@@ -93,7 +93,7 @@ def test_records_are_listed_as_text(tmp_path: Path) -> None:
 
 
 def test_a_record_that_its_key_did_not_sign_ends_the_build(tmp_path: Path) -> None:
-    hand_in(tmp_path, "gpu", record_samples.STRANGER)
+    hand_in(tmp_path, "gpu", record_samples.OTHER_KEY)
     with pytest.raises(RecordError, match="signed with another key"):
         reference.records(tmp_path)
 

@@ -23,7 +23,7 @@ from ringfence.record.folder import LogState
 LIMITS: Final = (
     "A log shows that the process that was admitted as its worker wrote these entries in this order, and that nobody has "
     "changed them since. What they say is that worker's word: it is worth what its evidence says of the code that ran.",
-    "Whoever holds the keys of all workers, or owns all machines and shows no evidence of them, can write any record.",
+    "A holder of all workers' keys, or an owner of all machines who presents no evidence of them, can write any record.",
     "A worker is verified by its parent in the tree of the join. A parent that lies may have shown its own hardware.",
     "That both ends of a connection agree says how much passed, in which order and between whom, not what it was.",
     "The last session of all could be left out unseen, unless a checkpoint that it wrote is among the claims. Times are those "
@@ -35,10 +35,10 @@ WITHOUT_EVIDENCE: Final = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Verify the logs of a folder, judge the claims, and print what was found."""
+    """Verify the logs of a folder, evaluate the claims, and print what was found."""
     found = _read(options.record)
     asked = Claims() if options.claims is None else claims.read(read_content(options.claims), str(options.claims))
-    verdicts = claims.judge(found, asked)
+    verdicts = claims.evaluate(found, asked)
     passed = all(each.is_met for each in verdicts)
     limits = limits_of(found)
     logs = [_log_facts(each, found) for each in found.states]

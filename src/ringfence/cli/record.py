@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DATA = """\
 Hash every file of a data set, and write a manifest: a list of names, sizes and digests that ends with a root, one digest that
-stands for all of them. Whoever has the root can tell later whether a folder holds the same data.
+stands for all of them. Anyone who has the root can tell later whether a folder holds the same data.
 
 If the command is interrupted, run it again: it goes on where it was. Symbolic links are refused. Modes, times and empty folders
 are not recorded.
@@ -131,7 +131,7 @@ def run_verify(options: argparse.Namespace) -> int:
         return 1
     _print(f"{options.folder} is the data of {options.manifest}: {_amount(summary)}.", summary)
     if options.root is None:
-        terminal.say("Compare the root with one from elsewhere: whoever changes data can write a manifest of it.")
+        terminal.say("Compare the root with one from elsewhere: anyone who changes data can write a manifest of it.")
     return 0
 
 

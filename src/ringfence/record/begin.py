@@ -120,7 +120,7 @@ def _presentation(own: Presentation, blobs: Blobs) -> Json:
 def _part(kind: int, proof: bytes, blobs: Blobs) -> Json:
     """Return what is kept of a proof: all of it, but of a token its claims only, and nothing of one by shared secret.
 
-    A token is a credential: whoever has it can present it elsewhere while it is valid.
+    A token is a credential: anyone who has it can present it elsewhere while it is valid.
     """
     found: Json = {"kind": kind, "digest": hashlib.sha256(proof).hexdigest(), "claims": [], "proof": ""}
     if kind == token.KIND:

@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
     claim: str
     state: str
     reasons: tuple[str, ...]
-    is_claimed: bool  # otherwise it is what every audit judges
+    is_claimed: bool  # otherwise it is what every audit checks
 
     @property
     def is_met(self) -> bool:
@@ -106,7 +106,7 @@ def read(text: bytes, where: str) -> Claims:
     return found
 
 
-def judge(record: Record, claims: Claims) -> list[Verdict]:
+def evaluate(record: Record, claims: Claims) -> list[Verdict]:
     """Return a verdict for what an audit always checks, and for each claim."""
     always: list[tuple[bool, str, Callable[[], tuple[str, list[str]]]]] = [
         (False, "every log is genuine", lambda: _genuine(record)),
@@ -124,8 +124,8 @@ def judge(record: Record, claims: Claims) -> list[Verdict]:
         (bool(claims.checkpoints), "these checkpoints descend from the run", lambda: _checkpoints(record, claims)),
     ]
     found = []
-    for is_claimed, claim, judged in (*always, *(each for each in claimed if each[0])):
-        state, reasons = judged()
+    for is_claimed, claim, check in (*always, *(each for each in claimed if each[0])):
+        state, reasons = check()
         found.append(Verdict(claim, state, (*reasons[:_REASONS], *_more(len(reasons) - _REASONS)), is_claimed))
     return found
 
@@ -175,10 +175,10 @@ def _agreed(record: Record) -> tuple[str, list[str]]:
 
 
 def _run(record: Record, claims: Claims) -> tuple[str, list[str]]:
-    def judged(session: Session, rank: int, own: Log) -> str:
+    def objection(session: Session, rank: int, own: Log) -> str:
         return "" if session.run_id == claims.run else f"its run is {session.run_id}"
 
-    return _everyone(record, judged)
+    return _everyone(record, objection)
 
 
 def _complete(record: Record) -> tuple[str, list[str]]:
@@ -193,14 +193,14 @@ class _Undecided(str):
     """Why the record of one worker does not show a claim, and does not refute it either."""
 
 
-def _everyone(record: Record, judged: Callable[[Session, int, Log], str]) -> tuple[str, list[str]]:
-    """Return whether something holds of every worker of every session. `judged` returns what speaks against it."""
+def _everyone(record: Record, objection: Callable[[Session, int, Log], str]) -> tuple[str, list[str]]:
+    """Return whether something holds of every worker of every session. `objection` returns what speaks against it."""
     problems: list[str] = []
     undecided: list[str] = []
     for session in record.sessions:
         for rank in range(len(session.listings)):
             own = session.logs.get(rank)
-            found = _Undecided("its log is missing") if own is None else judged(session, rank, own)
+            found = _Undecided("its log is missing") if own is None else objection(session, rank, own)
             if found:
                 (undecided if isinstance(found, _Undecided) else problems).append(f"{session.place(rank)}: {found}")
     undecided += [f"{each.name} is refused" for each in record.states if each.state == REFUSED]
@@ -210,17 +210,17 @@ def _everyone(record: Record, judged: Callable[[Session, int, Log], str]) -> tup
 
 
 def _members(record: Record, claims: Claims) -> tuple[str, list[str]]:
-    def judged(session: Session, rank: int, own: Log) -> str:
+    def objection(session: Session, rank: int, own: Log) -> str:
         names = [each.facts["identity"] for each in record.shown[session.roster, rank] if "identity" in each.facts]
         if not names:
             return _Undecided("what it presented names nobody")
         return "" if set(names) <= set(claims.workers) else f"{', '.join(names)} was admitted"
 
-    return _everyone(record, judged)
+    return _everyone(record, objection)
 
 
 def _attested(record: Record, claims: Claims) -> tuple[str, list[str]]:
-    def judged(session: Session, rank: int, own: Log) -> str:
+    def objection(session: Session, rank: int, own: Log) -> str:
         for each in record.shown[session.roster, rank]:
             if each.kind in claims.attested and each.verdict == VERIFIED:
                 wrong = [
@@ -231,11 +231,11 @@ def _attested(record: Record, claims: Claims) -> tuple[str, list[str]]:
                 return ", ".join(wrong)
         return _Undecided(f"it presented no evidence of kind {' or '.join(claims.attested)} that is verified")
 
-    return _everyone(record, judged)
+    return _everyone(record, objection)
 
 
 def _code(record: Record, claims: Claims) -> tuple[str, list[str]]:
-    def judged(session: Session, rank: int, own: Log) -> str:
+    def objection(session: Session, rank: int, own: Log) -> str:
         said = [entry.fields for entry in of_kind(own, "code")]
         if not said and own.is_complete:
             return _Undecided("its log has no entry of its code")
@@ -246,7 +246,7 @@ def _code(record: Record, claims: Claims) -> tuple[str, list[str]]:
                 return f"its packages have the digest {each['packages']}"
         return ""
 
-    return _everyone(record, judged)
+    return _everyone(record, objection)
 
 
 def _data(record: Record, claims: Claims) -> tuple[str, list[str]]:
@@ -264,7 +264,7 @@ def _data(record: Record, claims: Claims) -> tuple[str, list[str]]:
 
 
 def _sealed(record: Record) -> tuple[str, list[str]]:
-    def judged(session: Session, rank: int, own: Log) -> str:
+    def objection(session: Session, rank: int, own: Log) -> str:
         host = session.listings[rank].entry.host
         for worker, counts in sorted(own.peers.items()):
             if worker not in range(len(session.listings)):
@@ -275,7 +275,7 @@ def _sealed(record: Record) -> tuple[str, list[str]]:
                 return f"it exchanged {count:,} bytes unsealed with rank {worker}, which is on another machine"
         return ""
 
-    return _everyone(record, judged)
+    return _everyone(record, objection)
 
 
 def _checkpoints(record: Record, claims: Claims) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The Ed25519 key that signs records: a private file in PKCS #8, and its public half for whoever verifies. Both are PEM.
+"""The Ed25519 key that signs records: a private file in PKCS #8, and its public half for verifiers. Both are PEM.
 
 `openssl genpkey -algorithm ed25519` makes such a key as well.
 """

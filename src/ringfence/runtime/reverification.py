@@ -1,7 +1,7 @@
 """Verification again while a session goes on: the challenges of a worker to its neighbours in the tree, and its answers.
 
 Everything here runs in the driving thread and returns at once: proofs are made and verified by `ProofJobs`, in another one.
-Whoever does not pass, or has not answered when the next challenge is due, ends the session on every worker, by name.
+A worker that does not pass, or has not answered when the next challenge is due, ends the session on every worker, by name.
 """
 
 from __future__ import annotations
