@@ -78,7 +78,7 @@ def _quoted() -> tuple[Verifier, Prover, Callable[[Binding], bytes]]:
         """Another machine's quote with the expected REPORTDATA written into it."""
         return recorded[:at] + binding.digest + recorded[at + 64 :]
 
-    return tdx.TdxVerifier(td.rules, time.time, root=td.root), provers.of_tdx(td.quote), hostile
+    return tdx.verifier(td.rules, time.time, root=td.root), provers.of_tdx(td.quote), hostile
 
 
 def by_tdx() -> Kind:
@@ -94,7 +94,7 @@ def by_snp() -> Kind:
         recorded[snp_report.REPORT_DATA] = binding.digest
         return snp.encode(bytes(recorded), own)
 
-    verifier = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
+    verifier = snp.verifier(vm.rules, time.time, known=vm.roots)
     prover = provers.of_snp(lambda data: (vm.report(data), own))
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
@@ -116,7 +116,7 @@ def by_azure_snp() -> Kind:
         return azure.encode_snp(bytes(recorded), azure_mint.certificate(), attestation)
 
     roots = snp_mint.foundry().roots
-    verifier = azure.AzureSnpVerifier(azure_mint.snp_rules(), time.time, known=roots)
+    verifier = azure.snp_verifier(azure_mint.snp_rules(), time.time, known=roots)
     prover = provers.of_azure(azure.SNP_KIND, lambda nonce: honest.snp_proof(honest.attestation(nonce)))
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
@@ -128,7 +128,7 @@ def by_azure_tdx() -> Kind:
     def hostile(binding: Binding) -> bytes:
         return azure.encode_tdx(quote, own.attestation(azure.nonce_of(binding.digest)))
 
-    verifier = azure.AzureTdxVerifier(azure_mint.tdx_rules(), time.time, root=tdx_mint.foundry().root)
+    verifier = azure.tdx_verifier(azure_mint.tdx_rules(), time.time, root=tdx_mint.foundry().root)
     prover = provers.of_azure(azure.TDX_KIND, lambda nonce: honest.tdx_proof(honest.attestation(nonce)))
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
@@ -146,13 +146,13 @@ def by_nvidia() -> Kind:
         nonce = nvidia.nonce_of(binding.digest)
         return nvidia.encode([nvidia.Gpu(each.report.replace(bytes(32), nonce, 1), each.chain) for each in recorded])
 
-    verifier = nvidia.NvidiaVerifier(rules, lambda: nvidia_mint.NOW, root=top.certificate)
+    verifier = nvidia.verifier(rules, lambda: nvidia_mint.NOW, root=top.certificate)
     prover = provers.of_nvidia(lambda nonce: [each.gpu(nonce) for each in devices])
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
 
 def by_token() -> Kind:
-    verifier = token.TokenVerifier(token_mint.rules(), lambda: token_mint.NOW)
+    verifier = token.verifier(token_mint.rules(), lambda: token_mint.NOW)
     padding = ",".join(f'"{count}":0' for count in range(7000))
     header = f'{{"alg":"ES384","kid":"p384","typ":"JWT",{padding}}}'.encode()
     hostile = token.encode(f"{token_mint.text(header)}.{token_mint.text(b'{}')}.{token_mint.text(bytes([1]) * 96)}", {})

@@ -40,13 +40,13 @@ def technology(name: str) -> Technology:
         case "tdx":
             td = tdx_mint.foundry()
             now, later = (
-                Policy((tdx.TdxVerifier(td.rules, clock, root=td.root),)) for clock in (time.time, _later(60 * DAY))
+                Policy((tdx.verifier(td.rules, clock, root=td.root),)) for clock in (time.time, _later(60 * DAY))
             )
             return Technology(tdx.KIND, "TDX", now, td.quote, later)
         case "snp":
             vm = snp_mint.foundry()
             now, later = (
-                Policy((snp.SnpVerifier(vm.rules, clock, known=vm.roots),)) for clock in (time.time, _later(60 * DAY))
+                Policy((snp.verifier(vm.rules, clock, known=vm.roots),)) for clock in (time.time, _later(60 * DAY))
             )
             certificate = vm.certificate()
             return Technology(snp.KIND, "SEV-SNP", now, lambda data: snp.encode(vm.report(data), certificate), later)
@@ -62,7 +62,7 @@ def technology(name: str) -> Technology:
 def _azure_snp() -> Technology:
     vm, roots = azure_mint.machine(), snp_mint.foundry().roots
     now, later = (
-        Policy((azure.AzureSnpVerifier(azure_mint.snp_rules(), clock, known=roots),))
+        Policy((azure.snp_verifier(azure_mint.snp_rules(), clock, known=roots),))
         for clock in (time.time, _later(60 * DAY))
     )
     return Technology(azure.SNP_KIND, "SEV-SNP on Azure", now, lambda nonce: vm.snp_proof(vm.attestation(nonce)), later)
@@ -71,7 +71,7 @@ def _azure_snp() -> Technology:
 def _azure_tdx() -> Technology:
     vm, root = azure_mint.machine(), tdx_mint.foundry().root
     now, later = (
-        Policy((azure.AzureTdxVerifier(azure_mint.tdx_rules(), clock, root=root),))
+        Policy((azure.tdx_verifier(azure_mint.tdx_rules(), clock, root=root),))
         for clock in (time.time, _later(60 * DAY))
     )
     return Technology(azure.TDX_KIND, "TDX on Azure", now, lambda nonce: vm.tdx_proof(vm.attestation(nonce)), later)
@@ -83,8 +83,7 @@ def _nvidia() -> Technology:
     root = top.certificate
     known = nvidia.verify_report(devices[0].gpu(bytes(32)), bytes(32), time.time(), root=root).reference_values()
     now, later = (
-        Policy((nvidia.NvidiaVerifier(nvidia.Rules((known,)), clock, root=root),))
-        for clock in (time.time, _later(10 * YEAR))
+        Policy((nvidia.verifier(nvidia.Rules((known,)), clock, root=root),)) for clock in (time.time, _later(10 * YEAR))
     )
     return Technology(
         kind=nvidia.KIND,
@@ -102,7 +101,7 @@ def _token() -> Technology:
         claims = token_mint.claims(exp=now + 3600, nbf=now, iat=now, eat_nonce=nonce.decode())
         return token.encode(token_mint.ES256.sign(claims), {})
 
-    now, later = (Policy((token.TokenVerifier(token_mint.rules(), clock),)) for clock in (time.time, _later(2 * 3600)))
+    now, later = (Policy((token.verifier(token_mint.rules(), clock),)) for clock in (time.time, _later(2 * 3600)))
     return Technology(
         kind=token.KIND,
         how="attestation token",

@@ -289,7 +289,7 @@ def test_genuine_evidence_of_the_wrong_guest_is_refused(case: str) -> None:
 def test_a_td_on_an_out_of_date_or_revoked_platform_is_refused(status: str) -> None:
     td = tdx_mint.foundry()
     rules = replace(td.rules, collateral=(td.collateral(status=status),))
-    policy = Policy((tdx.TdxVerifier(rules, time.time, root=td.root),))
+    policy = Policy((tdx.verifier(rules, time.time, root=td.root),))
     _, two = meet(party(1, "tdx", policy=policy), party(0, "tdx", policy=policy))
     assert status in refusal_of(two)
 
@@ -303,7 +303,7 @@ def test_an_older_collateral_file_admits_no_revoked_platform(said: dict[str, obj
     fmspc = None if place == "the same platform" else "00a06d080000"
     files = (td.collateral(number=18, fmspc=fmspc, **said), td.collateral(age=28))  # type: ignore[arg-type]
     for listed in (files, files[::-1]):
-        policy = Policy((tdx.TdxVerifier(replace(td.rules, collateral=listed), time.time, root=td.root),))
+        policy = Policy((tdx.verifier(replace(td.rules, collateral=listed), time.time, root=td.root),))
         one, two = meet(party(1, "tdx", policy=policy), party(0, "tdx", policy=policy))
         assert ("evoked" if fmspc else "both for FMSPC") in refusal_of(two)
         assert one.admitted is None
@@ -334,8 +334,8 @@ def test_evidence_of_one_kind_is_no_evidence_of_the_other() -> None:
 
 def test_reference_values_and_roots_change_the_policy_digest() -> None:
     td = tdx_mint.foundry()
-    other = Policy((tdx.TdxVerifier(replace(td.rules, rtmrs=((), (), (), ())), time.time, root=td.root),))
-    production = Policy((tdx.TdxVerifier(td.rules, time.time),))
+    other = Policy((tdx.verifier(replace(td.rules, rtmrs=((), (), (), ())), time.time, root=td.root),))
+    production = Policy((tdx.verifier(td.rules, time.time),))
     assert len({each.digest for each in (technology("tdx").policy, other, production)}) == 3
     one, two = meet(party(1, "tdx", policy=other), party(0, "tdx"))
     assert one.admitted is None and two.admitted is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ringfence.admission.policy import Policy
-from ringfence.admission.proofs import snp
+from ringfence.admission.proofs.attestation import AttestationVerifier
 from ringfence.admission.renewal import Challenge, Renewal
 from ringfence.errors import ConfigurationError
 from tests.memory_cluster import all_reduce
@@ -79,8 +79,9 @@ def test_a_root_that_no_longer_passes_is_named_by_its_children(world: RenewingWo
 def test_the_policy_of_now_decides(world: RenewingWorld) -> None:
     world.tick()
     vm = by_snp().policy.verifiers[0]
-    assert isinstance(vm, snp.SnpVerifier)
-    world.jobs[1].policy = Policy((snp.SnpVerifier(replace(vm._rules, measurements=(bytes(48),)), vm._clock),))
+    assert isinstance(vm, AttestationVerifier)
+    stricter = replace(vm.rules, measurements=(bytes(48),))
+    world.jobs[1].policy = Policy((replace(vm, rules=stricter),))
     world.tick(1)
     ended(world, "no longer passes verification by worker 1: ")
 

@@ -432,8 +432,8 @@ def test_a_verify_made_from_a_policy_has_the_pinned_roots(tmp_path: Path, capsys
     policy = policy_from(measured, tmp_path)
     code, output = run(capsys, "verify", str(tmp_path / "quote"), "--policy", str(policy))
     assert (code, "does not verify" in output) == (1, True)
-    assert kinds.KINDS["tdx"].verifier is tdx.TdxVerifier
-    assert kinds.KINDS["snp"].verifier is snp.SnpVerifier
+    assert kinds.KINDS["tdx"].verifier is tdx.verifier
+    assert kinds.KINDS["snp"].verifier is snp.verifier
 
 
 # -- ocsp -----------------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def _gpu_proofs() -> list[bytes]:
 
 def _verify_gpu(data: bytes) -> None:
     wanted, good, top, _ = _gpu()
-    nvidia.verify(data, wanted, bytes(64), nvidia_mint.NOW, root=top)
+    nvidia.verify(data, bytes(64), wanted, nvidia_mint.NOW, root=top)
     assert data == good, "another proof was believed"
 
 

@@ -49,12 +49,12 @@ class Plan:
     def verifiers(self) -> list[Verifier]:
         found: list[Verifier] = []
         if self.tdx_rules is not None:
-            found.append(tdx.TdxVerifier(self.tdx_rules, time.time, root=self.tdx_root))
+            found.append(tdx.verifier(self.tdx_rules, time.time, root=self.tdx_root))
         if self.snp_rules is not None:
             known = None
             if self.snp_roots is not None:
                 known = {name: line(PRODUCTS[name], pem) for name, pem in self.snp_roots.items()}
-            found.append(snp.SnpVerifier(self.snp_rules, time.time, known=known))
+            found.append(snp.verifier(self.snp_rules, time.time, known=known))
         return found
 
     def prover(self, chip: Chip) -> Prover:

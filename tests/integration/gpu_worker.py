@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ringfence.admission.policy import Policy
-from ringfence.admission.proofs import kinds
-from ringfence.admission.proofs.nvidia import Gpu, NvidiaVerifier, Rules
+from ringfence.admission.proofs import kinds, nvidia
+from ringfence.admission.proofs.nvidia import Gpu, Rules
 from ringfence.config.settings import Settings
 from ringfence.errors import RingfenceError
 from ringfence.evidence import nvml
@@ -49,7 +49,7 @@ def main(folder: str, rank: str, world_size: str, seconds: str, how: str) -> dic
     if how != "pinned root":  # what a policy file leads to; all others verify by the same rules under the test's root
         ((_, rules),) = settings.policy.rules[0].proofs
         assert isinstance(rules, Rules)
-        policy = Policy((NvidiaVerifier(rules, time.time, root=root.certificate),))
+        policy = Policy((nvidia.verifier(rules, time.time, root=root.certificate),))
     prover = provers.of_nvidia(lambda nonce: collect(root, nonce, int(rank), how))
     try:
         member = join(

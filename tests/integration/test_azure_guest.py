@@ -294,9 +294,9 @@ def test_a_worker_presents_what_its_policy_asks_for(snp_vm: VirtualTpm, tdx_vm: 
         prover = prover_of(Settings(), None, policy, Machine(open_tpm=vm.opened, metadata=service.metadata))
         verifier: Verifier
         if kind == "azure_snp":
-            verifier = azure.AzureSnpVerifier(rules, time.time, known=roots)
+            verifier = azure.snp_verifier(rules, time.time, known=roots)
         else:
-            verifier = azure.AzureTdxVerifier(rules, time.time, root=root)
+            verifier = azure.tdx_verifier(rules, time.time, root=root)
         assert verifier.kind == prover.kind
         entry = worker(1).entry
         verifier.verify(Evidence(entry, prover.kind, prover.prove(binding), binding))
@@ -361,8 +361,8 @@ def admission(vm: VirtualTpm, kind: str, service: Service, pcr: bytes = PCR_4) -
     """Policy and prover of a worker in this VM; the policy accepts both kinds."""
     pcrs = ((4, (pcr,)),)
     verifiers: tuple[Verifier, ...] = (
-        azure.AzureSnpVerifier(replace(azure_mint.snp_rules(), pcrs=pcrs), time.time, known=snp_mint.foundry().roots),
-        azure.AzureTdxVerifier(replace(azure_mint.tdx_rules(), pcrs=pcrs), time.time, root=tdx_mint.foundry().root),
+        azure.snp_verifier(replace(azure_mint.snp_rules(), pcrs=pcrs), time.time, known=snp_mint.foundry().roots),
+        azure.tdx_verifier(replace(azure_mint.tdx_rules(), pcrs=pcrs), time.time, root=tdx_mint.foundry().root),
     )
     guest = AzureGuest(vm.opened, service.metadata)
     if kind == "azure_snp":

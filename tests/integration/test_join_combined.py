@@ -46,8 +46,8 @@ def policy() -> Policy:
             bundle.BundleVerifier(
                 [
                     CertificateVerifier(rules, time.time),
-                    tdx.TdxVerifier(td.rules, time.time, root=td.root),
-                    nvidia.NvidiaVerifier(reference_values(), time.time, root=GPU_ROOT.certificate),
+                    tdx.verifier(td.rules, time.time, root=td.root),
+                    nvidia.verifier(reference_values(), time.time, root=GPU_ROOT.certificate),
                 ]
             ),
         )

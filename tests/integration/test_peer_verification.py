@@ -38,7 +38,7 @@ SIZE = 6
 
 def test_all_pairs_pass_peer_verification_after_a_join() -> None:
     vm = snp_mint.foundry()
-    policy = Policy((snp.SnpVerifier(vm.rules, time.time, known=vm.roots),))
+    policy = Policy((snp.verifier(vm.rules, time.time, known=vm.roots),))
     prover = provers.of_snp(lambda data: (vm.report(data), vm.certificate()))
     with World(SIZE) as world:
         world.start(range(SIZE), admission=dict.fromkeys(range(SIZE), (policy, prover)))
@@ -79,7 +79,7 @@ def held_by(top: object) -> list[object]:
 def test_a_run_by_secret_and_hardware_keeps_no_key_that_admits(together: bool) -> None:
     """Ranks 1 and 5 were admitted by the secret, if that is enough: peer verification needs no key for them."""
     vm, shared = snp_mint.foundry(), SharedSecret(SECRET, "none")
-    hardware = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
+    hardware = snp.verifier(vm.rules, time.time, known=vm.roots)
     prover: Prover = provers.of_snp(lambda data: (vm.report(data), vm.certificate()))
     policy = Policy((bundle.BundleVerifier([shared, hardware]),)) if together else Policy((shared, hardware))
     shown: Prover = bundle.BundleProver([shared, prover]) if together else prover

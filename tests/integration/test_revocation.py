@@ -20,7 +20,6 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import certificate, nvidia, reference_values
-from ringfence.admission.proofs.nvidia import NvidiaVerifier
 from ringfence.config.settings import Settings, load_policy
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.launch import agent_admission
@@ -351,7 +350,7 @@ def test_a_worker_whose_gpu_is_revoked_is_refused(tmp_path: Path, how: str, says
         assert own.policy is not None
         ((_, rules),) = own.policy.rules[0].proofs
         assert isinstance(rules, nvidia.Rules)
-        policy = Policy((NvidiaVerifier(rules, time.time, root=top.certificate),))
+        policy = Policy((nvidia.verifier(rules, time.time, root=top.certificate),))
         admission[rank] = policy, provers.of_nvidia(partial(collect, device))
     assert admission[0][0].digest == admission[1][0].digest
     with World(2, timeout=FAR if how == "good" else 6.0) as world:

@@ -12,7 +12,8 @@ import pytest
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence, Policy, verify
-from ringfence.admission.proofs.token import TokenVerifier, nonce_of
+from ringfence.admission.proofs import token
+from ringfence.admission.proofs.token import nonce_of
 from ringfence.errors import ConfigurationError, EvidenceError
 from ringfence.evidence.token_command import fetch_with
 from ringfence.keys import PROOF_LIMIT_BYTES
@@ -30,7 +31,7 @@ def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
     signed = ES384.sign(claims(eat_nonce=nonce_of(binding.digest)))
     program = f"import sys; print({signed!r} if sys.argv[-1] == {nonce_of(binding.digest)!r} else 'no')"
     prover = provers.of_token(fetch_with(python(program)))
-    policy = Policy((TokenVerifier(rules(), lambda: NOW),))
+    policy = Policy((token.verifier(rules(), lambda: NOW),))
     assert verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
 
 

@@ -345,7 +345,7 @@ def be_a_guest(folder: str, flag: str, changed: int) -> None:
         return vm.report(data, changes={0x90: bytes(48)} if replaced else None), leaf
 
     def admission_of(*_: object) -> tuple[Policy, Prover]:
-        verifier = snp.SnpVerifier(vm.rules, time.time, known=roots)
+        verifier = snp.verifier(vm.rules, time.time, known=roots)
         return Policy((verifier,), verify_every=EVERY), provers.of_snp(report)
 
     vars(credentials)["admission_of"] = admission_of

@@ -34,18 +34,18 @@ class Technology:
 
 def by_snp() -> Technology:
     vm = snp_mint.foundry()
-    verify = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
+    verify = snp.verifier(vm.rules, time.time, known=vm.roots)
     return Technology(snp.KIND, Policy((verify,)), lambda binding: report(binding.digest))
 
 
 def by_tdx() -> Technology:
     td = tdx_mint.foundry()
-    verify = tdx.TdxVerifier(td.rules, time.time, root=td.root)
+    verify = tdx.verifier(td.rules, time.time, root=td.root)
     return Technology(tdx.KIND, Policy((verify,)), lambda binding: td.quote(binding.digest))
 
 
 def by_token() -> Technology:
-    verify = token.TokenVerifier(token_mint.rules(), time.time)
+    verify = token.verifier(token_mint.rules(), time.time)
 
     def make(binding: Binding) -> bytes:
         claims = token_mint.claims(eat_nonce=token.nonce_of(binding.digest), iat=NOW, nbf=NOW, exp=NOW + 600)

@@ -13,8 +13,8 @@ from ringfence import keys
 from ringfence.admission.entry import Listing
 from ringfence.admission.messages import Acknowledge, Entries, Failure, Go, Message, Waiting, Welcome
 from ringfence.admission.policy import Policy, verify
+from ringfence.admission.proofs import token
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.admission.proofs.token import TokenVerifier
 from ringfence.admission.roster import seal
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, is_below, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
@@ -188,7 +188,7 @@ def test_a_child_lists_only_its_own_subtree() -> None:
 
 def test_a_child_lists_itself_with_the_kind_it_presented() -> None:
     """Evidence without an endorsement would be enough for a listing; the child was admitted by the secret, or by that."""
-    bare = TokenVerifier(rules(), lambda: NOW)
+    bare = token.verifier(rules(), lambda: NOW)
     one = worker(0, 3)
     listed = replace(endorsed(worker(1, 3), bytes(32)), kind=bare.kind, endorsement=b"")
     policy = Policy((one.shared, bare))
@@ -246,7 +246,7 @@ def test_the_roster_lists_a_parents_children_verbatim() -> None:
         tree.receive(0, Welcome(1, keys.Secret(bytes(32)), b"", listings))
 
 
-BARE = TokenVerifier(rules(), lambda: NOW)  # a proof that endorses nothing: anybody can list anybody by it
+BARE = token.verifier(rules(), lambda: NOW)  # a proof that endorses nothing: anybody can list anybody by it
 
 
 @pytest.mark.promise("A worker rejects a roster that lists it, or its child, by another proof than was presented.")

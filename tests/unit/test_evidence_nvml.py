@@ -11,7 +11,8 @@ import pytest
 
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence, Policy, verify
-from ringfence.admission.proofs.nvidia import Gpu, NvidiaVerifier, Rules, verify_report
+from ringfence.admission.proofs import nvidia
+from ringfence.admission.proofs.nvidia import Gpu, Rules, verify_report
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import nvml
 from tests import provers
@@ -50,7 +51,7 @@ def test_every_gpu_is_asked_and_its_report_verifies(driver: Driver) -> None:
 def test_what_is_collected_admits(driver: Driver) -> None:
     reference_values = verify_report(collect()[0], NONCE, mint.NOW, root=ROOT.certificate).reference_values()
     prover = provers.of_nvidia(collect)
-    policy = Policy((NvidiaVerifier(Rules((reference_values,), gpus=2), lambda: mint.NOW, root=ROOT.certificate),))
+    policy = Policy((nvidia.verifier(Rules((reference_values,), gpus=2), lambda: mint.NOW, root=ROOT.certificate),))
     binding = Binding(b"a connection")
     assert verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
 

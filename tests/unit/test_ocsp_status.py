@@ -48,7 +48,7 @@ def verify(*found: bytes, age: int = AGE, gpu: Device = GPU) -> None:
     files = [(f"{place}.der", each) for place, each in enumerate(found)]
     rules = Rules((claims.reference_values(),), revocation=OcspRule.read(files, age))
     proof = nvidia.encode([gpu.gpu(nvidia.nonce_of(BINDING))])
-    nvidia.verify(proof, rules, BINDING, nvidia_mint.NOW, root=TOP.certificate)
+    nvidia.verify(proof, BINDING, rules, nvidia_mint.NOW, root=TOP.certificate)
 
 
 def refusal(*found: bytes, **options: object) -> str:
@@ -248,8 +248,8 @@ def test_responses_of_one_rule_apply_to_all_rules() -> None:
     assert isinstance(rules, Rules) and rules.revocation is None
     proof = nvidia.encode([GPU.gpu(nvidia.nonce_of(BINDING))])
     with pytest.raises(AdmissionError, match="NVIDIA has revoked"):
-        nvidia.verify(proof, rules, BINDING, nvidia_mint.NOW, root=TOP.certificate)
-    nvidia.verify(proof, replace(rules, shared=None), BINDING, nvidia_mint.NOW, root=TOP.certificate)
+        nvidia.verify(proof, BINDING, rules, nvidia_mint.NOW, root=TOP.certificate)
+    nvidia.verify(proof, BINDING, replace(rules, shared=None), nvidia_mint.NOW, root=TOP.certificate)
     lines = [line for rule in file.rules for line in rule.proofs[0][1].explain()]
     assert "not revoked by the newest OCSP responses of NVIDIA, which are at most 12 hours old" in lines
 
@@ -282,7 +282,7 @@ def test_a_worker_whose_parent_has_old_responses_fails_peer_verification() -> No
     def policy_with(*found: bytes) -> Policy:
         files = [("file", each) for each in found]
         rules = Rules((claims.reference_values(),), revocation=OcspRule.read(files, AGE))
-        return Policy((nvidia.NvidiaVerifier(rules, lambda: samples.NOW, root=TOP.certificate),))
+        return Policy((nvidia.verifier(rules, lambda: samples.NOW, root=TOP.certificate),))
 
     good = ocsp_mint.responses(GPU, TOP, **times)
     parent, other = policy_with(*good), policy_with(of_rom(REVOKED, **times), *good[1:])

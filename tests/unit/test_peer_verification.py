@@ -117,7 +117,7 @@ def test_a_certificate_that_expired_since_is_accepted(made: Circle) -> None:
     """Credentials are verified once a session: a group that is made later must not end the run."""
     known = made.peer_verifier(4)
     vm = snp_mint.foundry()
-    known._policy = Policy((snp.SnpVerifier(vm.rules, lambda: NOW + 10**9, known=vm.roots),))
+    known._policy = Policy((snp.verifier(vm.rules, lambda: NOW + 10**9, known=vm.roots),))
     known.verify(5, made.presentations[5].encode())
 
 

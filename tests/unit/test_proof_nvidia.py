@@ -17,7 +17,7 @@ from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Evidence, Policy, Prover, verify
 from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import kinds, nvidia, nvidia_chain, reference_values, spdm
-from ringfence.admission.proofs.nvidia import Gpu, NvidiaVerifier, Rules
+from ringfence.admission.proofs.nvidia import Gpu, Rules
 from ringfence.errors import AdmissionError, PolicyError
 from tests import provers
 from tests.certificates import ODD_FEATURE
@@ -318,7 +318,7 @@ def test_no_policy_reaches_the_root(tmp_path: Path) -> None:
         with pytest.raises(PolicyError, match=f"unknown key '{name}'"):
             rules_from(tmp_path, f'reference_values = "0.toml"\n{name} = "mine.pem"', content)
     device = mint.Device.under(ROOT)
-    verifier = NvidiaVerifier(Rules((minted_reference_values(device),)), lambda: mint.NOW)
+    verifier = nvidia.verifier(Rules((minted_reference_values(device),)), lambda: mint.NOW)
     with pytest.raises(AdmissionError, match="not valid under NVIDIA's root"):
         verifier.verify(evidence(provers.of_nvidia(lambda nonce: [device.gpu(nonce)])))
 
@@ -338,7 +338,7 @@ def evidence(prover: Prover, binding: Binding = BINDING) -> Evidence:
 def verdict(*devices: mint.Device, gpus: int | None = None, rules: Rules | None = None) -> None:
     """Verify a proof of freshly minted GPUs."""
     rules = rules or Rules((minted_reference_values(mint.Device.under(ROOT)),), gpus=gpus)
-    verifier = NvidiaVerifier(rules, lambda: mint.NOW, root=ROOT.certificate)
+    verifier = nvidia.verifier(rules, lambda: mint.NOW, root=ROOT.certificate)
     admitted = verify(
         Policy((verifier,)), evidence(provers.of_nvidia(lambda nonce: [device.gpu(nonce) for device in devices]))
     )
@@ -354,7 +354,7 @@ def test_fresh_evidence_admits() -> None:
 def test_a_proof_is_good_on_its_own_connection_only() -> None:
     device = mint.Device.under(ROOT)
     shown = evidence(provers.of_nvidia(lambda nonce: [device.gpu(nonce)]))
-    verifier = NvidiaVerifier(Rules((minted_reference_values(device),)), lambda: mint.NOW, root=ROOT.certificate)
+    verifier = nvidia.verifier(Rules((minted_reference_values(device),)), lambda: mint.NOW, root=ROOT.certificate)
     verifier.verify(shown)
     with pytest.raises(AdmissionError, match=r"rank 1: .*not made for this connection"):
         verifier.verify(replace(shown, binding=Binding(b"another connection")))
@@ -394,9 +394,9 @@ def test_a_replayed_report_is_refused_before_signatures_are_verified() -> None:
     good = Gpu(mint.Device.under(ROOT).report(nonce), (b"no", b"certificates"))
     bad = Gpu(mint.Device.under(ROOT).report(bytes(32)), (b"no", b"certificates"))
     with pytest.raises(AdmissionError, match="not valid under NVIDIA's root"):
-        nvidia.verify(nvidia.encode([good]), rules, b"this one", mint.NOW, root=ROOT.certificate)
+        nvidia.verify(nvidia.encode([good]), b"this one", rules, mint.NOW, root=ROOT.certificate)
     with pytest.raises(AdmissionError, match="a GPU has another nonce"):
-        nvidia.verify(nvidia.encode([good, bad]), rules, b"this one", mint.NOW, root=ROOT.certificate)
+        nvidia.verify(nvidia.encode([good, bad]), b"this one", rules, mint.NOW, root=ROOT.certificate)
 
 
 @pytest.mark.parametrize("mode", [b"", b"\0", b"\x56", b"\xab", b"\xaa\0", b"\x55\x55"])
@@ -606,7 +606,7 @@ def test_a_proof_has_one_form() -> None:
 
 
 def test_a_listing_without_endorsement_relies_on_the_parent() -> None:
-    verifier = NvidiaVerifier(Rules((minted_reference_values(mint.Device.under(ROOT)),)), lambda: mint.NOW)
+    verifier = nvidia.verifier(Rules((minted_reference_values(mint.Device.under(ROOT)),)), lambda: mint.NOW)
     listing = Listing(worker(1).entry, nvidia.KIND, bytes(32), b"")
     assert verify(Policy((verifier,)), listing).entry == worker(1).entry
     assert provers.of_nvidia(lambda nonce: []).endorse(worker(1).entry, bytes(32)) == b""

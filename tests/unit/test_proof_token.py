@@ -13,7 +13,7 @@ from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Evidence, Policy, verify
 from ringfence.admission.policy_file.toml_table import parse
 from ringfence.admission.proofs import jose, token, token_claims
-from ringfence.admission.proofs.token import Rules, TokenVerifier
+from ringfence.admission.proofs.token import Rules
 from ringfence.errors import AdmissionError, PolicyError
 from tests import provers
 from tests.unit import token_mint as mint
@@ -421,19 +421,19 @@ def test_what_a_policy_may_not_say(text: str, reason: str) -> None:
 @pytest.mark.promise("A proof is valid on one connection only.")
 def test_a_fresh_token_admits_on_its_own_connection_only() -> None:
     prover = provers.of_token(lambda nonce: ES384.sign(claims(eat_nonce=nonce)).encode() + b"\n")
-    policy = Policy((TokenVerifier(rules(), lambda: NOW),))
+    policy = Policy((token.verifier(rules(), lambda: NOW),))
     binding = Binding(b"one connection")
     shown = Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding)
     assert verify(policy, shown).proof_name == "attestation token"
     with pytest.raises(AdmissionError, match=r"rank 1: .*not made for this connection"):
         verify(policy, replace(shown, binding=Binding(b"another")))
-    late = Policy((TokenVerifier(rules(), lambda: NOW + 3661),))
+    late = Policy((token.verifier(rules(), lambda: NOW + 3661),))
     with pytest.raises(AdmissionError, match="expired 61 s ago"):
         verify(late, shown)
 
 
 def test_a_listing_without_endorsement_relies_on_the_parent() -> None:
-    verifier = TokenVerifier(rules(), lambda: NOW)
+    verifier = token.verifier(rules(), lambda: NOW)
     listing = Listing(worker(1).entry, token.KIND, bytes(32), b"")
     assert verify(Policy((verifier,)), listing).entry == worker(1).entry
     with pytest.raises(AdmissionError, match="tokens have none"):
@@ -485,7 +485,7 @@ def test_an_unauthenticated_peer_learns_nothing_of_the_policy(changes: dict[str,
     prover = provers.of_token(
         lambda nonce: ES384.sign(claims(**{"eat_nonce": nonce, "aud": "audience-1"} | changes)).encode()
     )
-    policy = Policy((TokenVerifier(replace(rules(), audience="audience-1"), lambda: NOW),))
+    policy = Policy((token.verifier(replace(rules(), audience="audience-1"), lambda: NOW),))
     binding = Binding(b"one connection")
     with pytest.raises(AdmissionError) as caught:
         verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))

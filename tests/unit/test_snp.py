@@ -416,5 +416,5 @@ def test_the_order_of_lists_means_nothing() -> None:
 
 def test_the_root_is_part_of_the_policy_digest() -> None:
     mint = foundry()
-    production = snp.SnpVerifier(mint.rules, time.time)
-    assert production.content() != snp.SnpVerifier(mint.rules, time.time, known=mint.roots).content()
+    production = snp.verifier(mint.rules, time.time)
+    assert production.content() != snp.verifier(mint.rules, time.time, known=mint.roots).content()

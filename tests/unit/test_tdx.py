@@ -458,9 +458,9 @@ def test_the_same_collateral_in_another_register_is_another_policy() -> None:
 
 def test_the_test_root_is_part_of_the_policy_digest() -> None:
     mint = foundry()
-    production = tdx.TdxVerifier(mint.rules, time.time)
+    production = tdx.verifier(mint.rules, time.time)
     assert production.content() == mint.rules.content()
-    assert production.content() != tdx.TdxVerifier(mint.rules, time.time, root=mint.root).content()
+    assert production.content() != tdx.verifier(mint.rules, time.time, root=mint.root).content()
 
 
 @pytest.mark.processes
@@ -469,7 +469,7 @@ def test_without_dcap_qvl_the_error_names_what_to_install() -> None:
         "import sys, time\n"
         "sys.modules['dcap_qvl'] = None\n"
         "from ringfence.admission.proofs import tdx\n"
-        "try: tdx.TdxVerifier(tdx.Rules((), ((),) * 4, ()), time.time)\n"
+        "try: tdx.verifier(tdx.Rules((), ((),) * 4, ()), time.time)\n"
         "except RuntimeError as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)

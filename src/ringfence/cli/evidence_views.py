@@ -98,7 +98,7 @@ def _verify(held: StoredEvidence, report_data: bytes, rules: object, now: float)
     assert isinstance(rules, nvidia.Rules)
     if held.other_nonce:
         raise ConfigurationError("another tool collected this evidence with its own nonce: no worker could present it")
-    nvidia.verify(held.proof, rules, report_data, now)
+    nvidia.verify(held.proof, report_data, rules, now)
     return _gpus(held, report_data, now)
 
 

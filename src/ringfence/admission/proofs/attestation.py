@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Final, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
@@ -23,23 +23,20 @@ def encode_lists(lists: Iterable[Sequence[bytes]]) -> bytes:
     return b"".join(encoding.number(len(each), 4) + b"".join(map(encoding.blob, sorted(each))) for each in lists)
 
 
-class AttestationVerifier(ABC, Generic[R]):
+@dataclass(frozen=True, eq=False, repr=False)
+class AttestationVerifier(Generic[R]):
     """Verifies proofs of one kind by the rules of one table."""
 
-    kind: ClassVar[int]
-    name: ClassVar[str]
-    sources: ClassVar[str] = ""  # what makes the proofs, as a plural, for messages; default: the name
-
-    def __init__(self, rules: R, clock: Clock) -> None:
-        self._rules = rules
-        self._clock = clock
-
-    @abstractmethod
-    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> object:
-        """Verify a proof. Raises AdmissionError."""
+    kind: int
+    name: str
+    rules: R
+    clock: Clock
+    check: Callable[[bytes, bytes, R, float], object]  # of a proof over a binding's digest. Raises AdmissionError
+    sources: str = ""  # what makes the proofs, as a plural, for messages; default: the name
+    roots: bytes = b""  # of the tests, as the policy digest covers them; a policy cannot set them
 
     def content(self) -> bytes:
-        return self._rules.content()
+        return self.rules.content() + self.roots
 
     def verify(self, evidence: Evidence) -> None:
         self.claims(evidence)
@@ -47,7 +44,7 @@ class AttestationVerifier(ABC, Generic[R]):
     def claims(self, evidence: Evidence) -> object:
         """Verify as `verify` does, and return what was found."""
         try:
-            return self._verify(evidence.proof, evidence.binding.digest, evidence.moment(self._clock))
+            return self.check(evidence.proof, evidence.binding.digest, self.rules, evidence.moment(self.clock))
         except AdmissionError as error:
             rank = f"rank {evidence.entry.rank}: "
             raise error.with_prefix(rank if self.sources else f"{self.name} refuses {rank}") from None

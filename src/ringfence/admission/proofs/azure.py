@@ -234,39 +234,20 @@ def verify_tdx(
     return claims, guest
 
 
-# -- verifiers and provers ------------------------------------------------------------------------------------------
+def snp_verifier(rules: Rules, clock: Clock, *, known: snp_chain.Roots | None = None) -> AttestationVerifier[Rules]:
+    """Return the verifier of SEV-SNP guests on Azure by the rules of one table. `known` is for tests."""
+
+    def check(proof: bytes, digest: bytes, rules: Rules, now: float) -> object:
+        return verify_snp(proof, nonce_of(digest), rules, now, known=known)
+
+    return AttestationVerifier(SNP_KIND, SNP_NAME, rules, clock, check, roots=snp_chain.roots_content(known))
 
 
-class AzureSnpVerifier(AttestationVerifier[Rules]):
-    """Verifies SEV-SNP guests on Azure by the rules of one table. `known` is for tests."""
+def tdx_verifier(rules: Rules, clock: Clock, *, root: bytes | None = None) -> AttestationVerifier[Rules]:
+    """Return the verifier of TDX guests on Azure by the rules of one table. `root` is for tests."""
+    tdx.load_library()  # fails at the start, not when the first peer connects
 
-    kind = SNP_KIND
-    name = SNP_NAME
+    def check(proof: bytes, digest: bytes, rules: Rules, now: float) -> object:
+        return verify_tdx(proof, nonce_of(digest), rules, now, root=root)
 
-    def __init__(self, rules: Rules, clock: Clock, *, known: snp_chain.Roots | None = None) -> None:
-        super().__init__(rules, clock)
-        self._known = known
-
-    def content(self) -> bytes:
-        return super().content() + snp_chain.roots_content(self._known)
-
-    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> object:
-        return verify_snp(proof, nonce_of(binding_digest), self._rules, now, known=self._known)
-
-
-class AzureTdxVerifier(AttestationVerifier[Rules]):
-    """Verifies TDX guests on Azure by the rules of one table. `root` is for tests."""
-
-    kind = TDX_KIND
-    name = TDX_NAME
-
-    def __init__(self, rules: Rules, clock: Clock, *, root: bytes | None = None) -> None:
-        super().__init__(rules, clock)
-        tdx.load_library()  # fails at the start, not when the first peer connects
-        self._root = root
-
-    def content(self) -> bytes:
-        return super().content() + (self._root or b"")
-
-    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> object:
-        return verify_tdx(proof, nonce_of(binding_digest), self._rules, now, root=self._root)
+    return AttestationVerifier(TDX_KIND, TDX_NAME, rules, clock, check, roots=root or b"")

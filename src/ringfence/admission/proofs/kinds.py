@@ -1,7 +1,7 @@
 """Every kind of proof that a policy can ask for: its number, its name, the reader of its table and its verifier.
 
-This is the only way from a policy file to a verifier. It passes rules and a clock, and nothing else: other parameters of the
-constructors, such as the roots of the tests' evidence, cannot be set by a policy.
+This is the only way from a policy file to a verifier. It passes rules and a clock, and nothing else: the roots of the tests'
+evidence cannot be set by a policy.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class ProofKind:
 KINDS: Final[dict[str, ProofKind]] = {
     "secret": ProofKind(1, secret.read_rules, None),
     "certificate": ProofKind(2, certificate.read_rules, certificate.CertificateVerifier),
-    "tdx": ProofKind(tdx.KIND, tdx.read_rules, tdx.TdxVerifier),
-    "snp": ProofKind(snp.KIND, snp.read_rules, snp.SnpVerifier),
-    "nvidia": ProofKind(nvidia.KIND, nvidia.read_rules, nvidia.NvidiaVerifier),
-    "token": ProofKind(token.KIND, token.read_rules, token.TokenVerifier),
-    "azure_snp": ProofKind(azure.SNP_KIND, azure.read_snp_rules, azure.AzureSnpVerifier),
-    "azure_tdx": ProofKind(azure.TDX_KIND, azure.read_tdx_rules, azure.AzureTdxVerifier),
+    "tdx": ProofKind(tdx.KIND, tdx.read_rules, tdx.verifier),
+    "snp": ProofKind(snp.KIND, snp.read_rules, snp.verifier),
+    "nvidia": ProofKind(nvidia.KIND, nvidia.read_rules, nvidia.verifier),
+    "token": ProofKind(token.KIND, token.read_rules, token.verifier),
+    "azure_snp": ProofKind(azure.SNP_KIND, azure.read_snp_rules, azure.snp_verifier),
+    "azure_tdx": ProofKind(azure.TDX_KIND, azure.read_tdx_rules, azure.tdx_verifier),
 }
 
 

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 from cryptography import x509
@@ -198,7 +198,7 @@ def _check_nonce(device: str, found: bytes, nonce: bytes) -> None:
 
 
 def verify(
-    proof: bytes, rules: Rules, binding_digest: bytes, now: float, *, root: x509.Certificate | None = None
+    proof: bytes, binding_digest: bytes, rules: Rules, now: float, *, root: x509.Certificate | None = None
 ) -> tuple[Claims, ...]:
     """Verify every GPU of a proof. Raises AdmissionError.
 
@@ -244,19 +244,10 @@ def _check(claims: Claims, rules: Rules, now: float) -> None:
     raise AdmissionError(f"{to_peer}. It has: {known}", to_peer=to_peer)
 
 
-class NvidiaVerifier(AttestationVerifier[Rules]):
-    """Verifies GPUs by the rules of one table. `root` is for tests; a policy cannot set it."""
-
-    kind = KIND
-    name = "NVIDIA GPU attestation"
-    sources = "GPUs"
-
-    def __init__(self, rules: Rules, clock: Clock, *, root: x509.Certificate | None = None) -> None:
-        super().__init__(rules, clock)
-        self._root = root
-
-    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> tuple[Claims, ...]:
-        return verify(proof, self._rules, binding_digest, now, root=self._root)
+def verifier(rules: Rules, clock: Clock, *, root: x509.Certificate | None = None) -> AttestationVerifier[Rules]:
+    """Return the verifier of GPUs by the rules of one table. `root` is for tests; a policy cannot set it."""
+    check = partial(verify, root=root)
+    return AttestationVerifier(KIND, "NVIDIA GPU attestation", rules, clock, check, sources="GPUs")
 
 
 # -- encoding -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -350,18 +351,6 @@ def decode(proof: bytes) -> tuple[bytes, bytes]:
     return report, certificate
 
 
-class SnpVerifier(AttestationVerifier[Rules]):
-    """Verifies SEV-SNP reports by the rules of one table. `known` is for tests."""
-
-    kind = KIND
-    name = NAME
-
-    def __init__(self, rules: Rules, clock: Clock, *, known: Roots | None = None) -> None:
-        super().__init__(rules, clock)
-        self._known = known
-
-    def content(self) -> bytes:
-        return super().content() + roots_content(self._known)
-
-    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> Claims:
-        return verify(proof, binding_digest, self._rules, now, known=self._known)
+def verifier(rules: Rules, clock: Clock, *, known: Roots | None = None) -> AttestationVerifier[Rules]:
+    """Return the verifier of SEV-SNP reports by the rules of one table. `known` is for tests."""
+    return AttestationVerifier(KIND, NAME, rules, clock, partial(verify, known=known), roots=roots_content(known))

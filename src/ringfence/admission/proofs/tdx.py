@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from cryptography import x509
@@ -252,22 +252,7 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:200].removeprefix("Verification failed: ")
 
 
-# -- verifier and prover --------------------------------------------------------------------------------------------
-
-
-class TdxVerifier(AttestationVerifier[Rules]):
-    """Verifies TDX quotes by the rules of one table. `root` is for tests."""
-
-    kind = KIND
-    name = NAME
-
-    def __init__(self, rules: Rules, clock: Clock, *, root: bytes | None = None) -> None:
-        super().__init__(rules, clock)
-        load_library()  # fails at the start, not when the first peer connects
-        self._root = root
-
-    def content(self) -> bytes:
-        return super().content() + (self._root or b"")
-
-    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> Claims:
-        return verify(proof, binding_digest, self._rules, now, root=self._root)
+def verifier(rules: Rules, clock: Clock, *, root: bytes | None = None) -> AttestationVerifier[Rules]:
+    """Return the verifier of TDX quotes by the rules of one table. `root` is for tests."""
+    load_library()  # fails at the start, not when the first peer connects
+    return AttestationVerifier(KIND, NAME, rules, clock, partial(verify, root=root), roots=root or b"")

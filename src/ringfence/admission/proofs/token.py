@@ -16,6 +16,7 @@ from typing import Final
 
 from ringfence import keys
 from ringfence.admission import encoding
+from ringfence.admission.policy import Clock
 from ringfence.admission.policy_file.toml_table import TomlTable, quoted
 from ringfence.admission.proofs import jose
 from ringfence.admission.proofs.attestation import AttestationVerifier
@@ -222,15 +223,13 @@ def _check_flat(name: str, claims: Json) -> None:
         )
 
 
-class TokenVerifier(AttestationVerifier[Rules]):
-    """Verifies attestation tokens by the rules of one table."""
+def verifier(rules: Rules, clock: Clock) -> AttestationVerifier[Rules]:
+    """Return the verifier of attestation tokens by the rules of one table."""
 
-    kind = KIND
-    name = "attestation token"
-    sources = "tokens"
+    def check(proof: bytes, digest: bytes, rules: Rules, now: float) -> object:
+        return verify(proof, rules, nonce_of(digest), now)
 
-    def _verify(self, proof: bytes, binding_digest: bytes, now: float) -> Claims:
-        return verify(proof, self._rules, nonce_of(binding_digest), now)
+    return AttestationVerifier(KIND, "attestation token", rules, clock, check, sources="tokens")
 
 
 # -- encoding -------------------------------------------------------------------------------------------------------
