@@ -15,6 +15,7 @@ from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason
 from ringfence.admission.policy import Policy, Prover, verify
 from ringfence.admission.proofs import snp, tdx
+from ringfence.admission.proofs.attestation import AttestationProver
 from ringfence.errors import AdmissionError
 from ringfence.transport.tls import Credentials
 from tests.attack.technologies import NAMES, Make, prover, technology
@@ -320,14 +321,8 @@ def test_evidence_with_expired_endorsements_is_refused(name: str) -> None:
 def test_evidence_of_one_kind_is_no_evidence_of_the_other() -> None:
     policy = Policy((*technology("tdx").policy.verifiers, *technology("snp").policy.verifiers))
     for name, other in (("tdx", "snp"), ("snp", "tdx")):
-        used = technology(name)
-
-        class Mixed:
-            kind = technology(other).kind
-            endorse = staticmethod(lambda entry, digest: b"")
-            prove = staticmethod(lambda binding, make=used.make: make(binding.digest))
-
-        child = replace(party(1, name, policy=policy), prover=Mixed())
+        mixed = AttestationProver(technology(other).kind, technology(name).make)
+        child = replace(party(1, name, policy=policy), prover=mixed)
         _, two = meet(child, party(0, name, policy=policy))
         refusal_of(two)
 

@@ -18,7 +18,7 @@ from ringfence.admission.binding import Binding, proof_digest
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.messages import Acknowledge, Entries, Go, Message, Welcome
 from ringfence.admission.peer_verification import PeerVerifier, Presentation
-from ringfence.admission.policy import Policy, Prover, sign_roster
+from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import certificate, identity
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
 from ringfence.admission.roster import Roster
@@ -67,7 +67,7 @@ class Means:
         return Listing(entries[rank], prover.kind, digest, prover.endorse(entries[rank], digest))
 
 
-class Hardware:
+class Hardware(Prover):
     """A machine that makes evidence and endorses no entry."""
 
     def __init__(self, technology: Technology) -> None:
@@ -76,9 +76,6 @@ class Hardware:
 
     def prove(self, binding: Binding) -> bytes:
         return self._technology.make(binding)
-
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        return b""
 
 
 def a_secret() -> Means:
@@ -196,7 +193,7 @@ class Split:
     def signed(self, digest: bytes, ranks: Iterable[int]) -> tuple[bytes, ...]:
         """Return what the liar can sign with its own credential in the name of these workers."""
         liar = self.means.provers[LIAR]
-        return tuple(filter(None, (sign_roster(liar, rank, digest) for rank in ranks)))
+        return tuple(filter(None, (liar.sign_roster(rank, digest) for rank in ranks)))
 
     def tell(self, rank: int, peer: int, message: Message) -> list[Outgoing]:
         """Deliver a message as the join does: what the worker sends goes out before it checks, and a refusal ends its part."""

@@ -20,7 +20,7 @@ from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry
 from ringfence.admission.messages import Hello
-from ringfence.admission.policy import Evidence, Policy
+from ringfence.admission.policy import Evidence, Policy, Prover
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.config.settings import Settings
 from ringfence.errors import AdmissionError, ConfigurationError
@@ -528,7 +528,7 @@ def test_writes_that_the_kernel_does_not_take_are_kept() -> None:
         assert received == sent
 
 
-class Moody:
+class Moody(Prover):
     """Shows a shared secret, but not the first `times`: as a service that is down, or a device that is busy."""
 
     kind = 1

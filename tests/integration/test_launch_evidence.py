@@ -11,6 +11,7 @@ import pytest
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry
+from ringfence.admission.policy import Prover
 from ringfence.errors import ConfigurationError
 from ringfence.launch.agent_admission import AgentAdmission
 from tests.attack.launch_attacks import Service
@@ -21,16 +22,13 @@ pytestmark = pytest.mark.processes
 FAILURES = 3
 
 
-class Unavailable:
+class Unavailable(Prover):
     """A prover whose service is down for the first few proofs."""
 
     def __init__(self, genuine: AgentAdmission) -> None:
         self.genuine = genuine.prover
+        self.kind = self.genuine.kind
         self.asked = 0
-
-    @property
-    def kind(self) -> int:
-        return self.genuine.kind
 
     def prove(self, binding: Binding) -> bytes:
         self.asked += 1

@@ -10,7 +10,7 @@ import pytest
 
 from ringfence import keys
 from ringfence.admission.entry import Listing
-from ringfence.admission.policy import Admitted, Evidence, Policy, verify
+from ringfence.admission.policy import Admitted, Evidence, Policy, Verifier, verify
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
 from ringfence.admission.roster import roster_digest, seal
 from ringfence.errors import AdmissionError
@@ -73,7 +73,7 @@ def test_rules_of_two_members_admit_nobody() -> None:
             verify(Policy((of_one, of_both), members), shown)
 
 
-class Surprised:
+class Surprised(Verifier):
     """A verifier whose library raises what it never announced."""
 
     kind = 1

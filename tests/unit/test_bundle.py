@@ -76,15 +76,13 @@ def test_either_of_two_rules_is_enough_and_both_errors_are_reported() -> None:
 
 
 def test_another_combination_than_the_rules_is_named() -> None:
-    class Quote:
+    class Quote(Prover):
         kind = 3
 
         def prove(self, binding: object) -> bytes:
             return b""
 
-        endorse = None
-
-    told = objection(meet(bundle.BundleProver([CERTIFICATE, Quote()])))  # type: ignore[list-item]
+    told = objection(meet(bundle.BundleProver([CERTIFICATE, Quote()])))
     assert (
         "rank 1 presents proofs of kinds [2, 3]; this rule asks for shared secret and certificate, kinds [1, 2]" in told
     )

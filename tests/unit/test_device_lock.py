@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from ringfence.admission.binding import Binding, Role
-from ringfence.admission.entry import Entry
 from ringfence.admission.messages import Proof
+from ringfence.admission.policy import Prover
 from ringfence.admission.proofs import nvidia, snp
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import guest, nvml, tsm
@@ -42,7 +42,7 @@ def outcomes(collector: Collector, count: int) -> dict[Peer, Outcome]:
     return found
 
 
-class Asks:
+class Asks(Prover):
     """A prover that asks a device."""
 
     kind = snp.KIND
@@ -53,9 +53,6 @@ class Asks:
     def prove(self, binding: Binding) -> bytes:
         self._ask(binding.digest)
         return b"a proof"
-
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        return b""
 
 
 def check_disconnected_peer_is_skipped(device: threading.Lock, prover: Asks, questions: Callable[[], int]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, NoReturn, TypeVar
 
 from ringfence import keys
 from ringfence.admission import encoding
@@ -39,65 +40,53 @@ class Evidence:
         return clock() if self.at is None else self.at
 
 
-class Verifier(Protocol):
+class Verifier(ABC):
     """The verifier of one kind of proof.
 
     Its methods raise AdmissionError if the worker is not admitted. They return the name that the proof proves, if any.
     """
 
-    @property
-    def kind(self) -> int: ...  #     in messages
+    kind: int  # in messages
+    name: str  # for messages to people
 
-    @property
-    def name(self) -> str: ...  #     for messages to people
-
+    @abstractmethod
     def content(self) -> bytes:
         """Return all that decides the verdict, without secrets. It goes into the policy digest, which workers compare."""
 
+    @abstractmethod
     def verify(self, evidence: Evidence) -> str | None:
         """Verify that the worker on this connection has what the policy asks for."""
 
+    @abstractmethod
     def verify_listing(self, listing: Listing) -> str | None:
         """Verify that a prover admitted by this policy endorsed the entry; for workers that do not see the connection."""
 
-
-@runtime_checkable
-class HoldsKey(Protocol):
-    """A verifier whose key could also make proofs. The key is needed only until the roster is verified."""
-
     def without_key(self) -> Verifier:
-        """Return a verifier for peer verification, after the roster's endorsements were verified."""
+        """Return the verifier for peer verification, after the roster's endorsements were verified.
 
-
-@runtime_checkable
-class ForAgents(Protocol):
-    """A verifier that reads ranks as those of workers. Agents of `ringfence run` have the same policy, and other ranks."""
+        A verifier whose key could also make proofs returns one without it.
+        """
+        return self
 
     def for_agents(self) -> Verifier:
-        """Return a verifier that gives the same verdicts for any rank."""
+        """Return a verifier that gives the same verdicts for any rank. Agents of `ringfence run` have other ranks."""
+        return self
 
 
-class Prover(Protocol):
-    """The prover of one kind of proof."""
+class Prover(ABC):
+    """The prover of one kind of proof. Without a key of its own it endorses and signs nothing."""
 
-    @property
-    def kind(self) -> int: ...
+    kind: int
 
+    @abstractmethod
     def prove(self, binding: Binding) -> bytes: ...
 
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes: ...
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return b""
 
-
-@runtime_checkable
-class SignsRoster(Protocol):
-    """A prover whose own key signs the roster that the worker holds, so that no other worker can acknowledge it."""
-
-    def sign_roster(self, rank: int, roster_digest: bytes) -> bytes: ...
-
-
-def sign_roster(prover: Prover, rank: int, roster_digest: bytes) -> bytes:
-    """Return the prover's signature of the roster, or nothing if it has no key of its own."""
-    return prover.sign_roster(rank, roster_digest) if isinstance(prover, SignsRoster) else b""
+    def sign_roster(self, rank: int, roster_digest: bytes) -> bytes:
+        """Return a signature of the roster that the worker holds, so that no other worker can acknowledge it."""
+        return b""
 
 
 @dataclass(frozen=True)
@@ -173,19 +162,11 @@ class Policy(PolicyTerms):
 
     def without_keys(self) -> Policy:
         """Return the policy without keys, for use during the session: a long run must not hold what admits to the next one."""
-        return replace(self, verifiers=tuple(without_key(verifier) for verifier in self.verifiers))
+        return replace(self, verifiers=tuple(verifier.without_key() for verifier in self.verifiers))
 
     def for_agents(self) -> Policy:
         """Return the policy as agents use it, with the same digest."""
-        return replace(self, verifiers=tuple(for_agents(verifier) for verifier in self.verifiers))
-
-
-def for_agents(verifier: Verifier) -> Verifier:
-    return verifier.for_agents() if isinstance(verifier, ForAgents) else verifier
-
-
-def without_key(verifier: Verifier) -> Verifier:
-    return verifier.without_key() if isinstance(verifier, HoldsKey) else verifier
+        return replace(self, verifiers=tuple(verifier.for_agents() for verifier in self.verifiers))
 
 
 _TOKEN: Final = object()

@@ -37,7 +37,7 @@ from ringfence.admission.messages import (
     Waiting,
     Welcome,
 )
-from ringfence.admission.policy import Policy, Prover, sign_roster, verify
+from ringfence.admission.policy import Policy, Prover, verify
 from ringfence.admission.roster import Roster, check_size, seal
 from ringfence.errors import AdmissionError, ProtocolError
 
@@ -192,7 +192,7 @@ class Tree:
         self._check_neighbours(roster)
         self.session = AgreedSession(roster, welcome.suite, welcome.table, welcome.session_secret, welcome.listings)
         if self._own.rank in self._signers.ranks:
-            self._signatures[self._own.rank] = sign_roster(self._prover, self._own.rank, roster.digest)
+            self._signatures[self._own.rank] = self._prover.sign_roster(self._own.rank, roster.digest)
         self.phase = Phase.SEALED
         return self._acknowledge_if_all()
 

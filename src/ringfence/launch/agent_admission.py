@@ -70,7 +70,7 @@ class CurrentPolicy:
         return None
 
 
-class CurrentProver:
+class CurrentProver(Prover):
     """Proves with the certificate of now, if the policy asks for one. Used by one thread at a time."""
 
     def __init__(self, credentials: JoinCredentials, prover: Prover) -> None:

@@ -8,8 +8,8 @@ from typing import Final, Generic, TypeVar
 
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
-from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.entry import Listing
+from ringfence.admission.policy import Clock, Evidence, Prover, Verifier
 from ringfence.admission.policy_file.policy_file import Rules
 from ringfence.errors import AdmissionError
 
@@ -24,7 +24,7 @@ def encode_lists(lists: Iterable[Sequence[bytes]]) -> bytes:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttestationVerifier(Generic[R]):
+class AttestationVerifier(Verifier, Generic[R]):
     """Verifies proofs of one kind by the rules of one table."""
 
     kind: int
@@ -56,7 +56,7 @@ class AttestationVerifier(Generic[R]):
             raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {none}")
 
 
-class AttestationProver:
+class AttestationProver(Prover):
     """Makes proofs of one kind with `collect`, which asks the device or the service for one over a binding's digest."""
 
     def __init__(self, kind: int, collect: Callable[[bytes], bytes]) -> None:
@@ -65,6 +65,3 @@ class AttestationProver:
 
     def prove(self, binding: Binding) -> bytes:
         return self._collect(binding.digest)
-
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        return b""

@@ -13,7 +13,7 @@ from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
-from ringfence.admission.policy import Evidence, Prover, Verifier, for_agents, sign_roster, without_key
+from ringfence.admission.policy import Evidence, Prover, Verifier
 from ringfence.errors import AdmissionError, ConfigurationError, ProtocolError
 
 KIND: Final = 7
@@ -39,7 +39,7 @@ def decode(data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
     return parts
 
 
-class BundleVerifier:
+class BundleVerifier(Verifier):
     """Admits a worker that every part admits."""
 
     kind = KIND
@@ -69,10 +69,10 @@ class BundleVerifier:
         return next(filter(None, names), None)
 
     def without_key(self) -> Verifier:
-        return BundleVerifier([without_key(part) for part in self._parts])
+        return BundleVerifier([part.without_key() for part in self._parts])
 
     def for_agents(self) -> Verifier:
-        return BundleVerifier([for_agents(part) for part in self._parts])
+        return BundleVerifier([part.for_agents() for part in self._parts])
 
     def _split(self, entry: Entry, data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
         try:
@@ -89,7 +89,7 @@ class BundleVerifier:
         return parts
 
 
-class BundleProver:
+class BundleProver(Prover):
     """Makes one proof of each kind that a rule asks for."""
 
     kind = KIND
@@ -106,7 +106,7 @@ class BundleProver:
 
     def sign_roster(self, rank: int, roster_digest: bytes) -> bytes:
         """Sign with the one part that has a key to sign with, if there is one."""
-        return b"".join(sign_roster(prover, rank, roster_digest) for prover in self._provers)
+        return b"".join(prover.sign_roster(rank, roster_digest) for prover in self._provers)
 
 
 def verifier_for(parts: Sequence[Verifier]) -> Verifier:

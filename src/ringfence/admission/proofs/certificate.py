@@ -23,7 +23,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, WORLD_LIMIT, Entry, Listing
-from ringfence.admission.policy import Clock, Evidence, Verifier
+from ringfence.admission.policy import Clock, Evidence, Prover, Verifier
 from ringfence.admission.policy_file.policy_file import duration_text
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.admission.proofs import authorities, certificate_path, crl, identity
@@ -270,7 +270,7 @@ def has_signed_roster(chain: tuple[bytes, ...], rank: int, roster_digest: bytes,
     return is_signed(key, signature, Statement.acknowledgement(rank, roster_digest).message(chain))
 
 
-class CertificateVerifier:
+class CertificateVerifier(Verifier):
     """Verifies certificate proofs by the rules of one table."""
 
     kind = 2
@@ -322,7 +322,7 @@ class _AgentVerifier(CertificateVerifier):
 # -- proving --------------------------------------------------------------------------------------------------------
 
 
-class CertificateProver:
+class CertificateProver(Prover):
     """Makes proofs and endorsements with the worker's own key."""
 
     kind = 2

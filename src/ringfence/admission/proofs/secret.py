@@ -8,7 +8,7 @@ from typing import Final
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.policy import Evidence, Verifier
+from ringfence.admission.policy import Evidence, Prover, Verifier
 from ringfence.admission.policy_file.toml_table import TomlTable
 from ringfence.errors import AdmissionError
 
@@ -32,7 +32,7 @@ def read_rules(table: TomlTable) -> Rules:
     return Rules()
 
 
-class SharedSecret:
+class SharedSecret(Verifier, Prover):
     """Prover and verifier in one, because both sides have the same key."""
 
     kind = 1
@@ -70,7 +70,7 @@ class SharedSecret:
 
 
 @dataclass(frozen=True)
-class EndorsedSecretVerifier:
+class EndorsedSecretVerifier(Verifier):
     """Verifies the shared secret at peer verification, after its key was wiped.
 
     The prover endorsed the entry and the digest of the proof with the same key, and that was verified with the roster. So a
