@@ -1,4 +1,4 @@
-"""The cores that this process may use, and the channels that a run has by default: without torch, for `ringfence plan`."""
+"""The cores of this machine, and the channels that a run has by default: without torch, for `ringfence plan`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def usable_cores(root: Path = Path("/")) -> int:
         return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):  # without a limit, the quota is "max"
         return cores
+
+
+def cpu_fact(*names: str, root: Path = Path("/")) -> str:
+    """Return what the kernel says of the first core under one of these names, which are in small letters, or ""."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    facts = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in facts if key.strip().lower() in names), "")
 
 
 def default_channels(cores: int, workers: int, mbit: int | None) -> int:

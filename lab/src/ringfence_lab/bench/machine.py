@@ -14,6 +14,7 @@ from typing import Any
 
 import ringfence
 import ringfence_lab
+from ringfence.config.cores import cpu_fact
 from ringfence.dataplane import info
 
 _PACKAGES = ("ringfence", "torch", "cryptography", "pyOpenSSL", "transformers")
@@ -24,8 +25,8 @@ _CODE = (".py", ".c", ".h", ".cpp", ".so")  # what is compiled counts too
 def facts() -> dict[str, Any]:
     """Return the CPU, caches, kernel and versions."""
     return {
-        "cpu": _cpu_fact("model name") or platform.machine(),
-        "features": " ".join(sorted(_FEATURES & set(_cpu_fact("flags").split()))),
+        "cpu": cpu_fact("model name") or platform.machine(),
+        "features": " ".join(sorted(_FEATURES & set(cpu_fact("flags").split()))),
         "cores": len(os.sched_getaffinity(0)),
         "caches": _caches(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -62,14 +63,6 @@ def source_digest(without: Collection[str] = ()) -> str:
         for file in sorted(file for file in files if not any(file.is_relative_to(left_out) for left_out in without)):
             state.update(str(file).encode() + b"\0" + (top / file).read_bytes() + b"\0")
     return state.hexdigest()[:12]
-
-
-def _cpu_fact(name: str) -> str:
-    """What /proc/cpuinfo says of the first core under a name, or ""."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.lower().startswith(name):
-            return line.partition(":")[2].strip()
-    return ""
 
 
 def _caches() -> dict[str, str]:

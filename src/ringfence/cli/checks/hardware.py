@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ringfence.cli.checks.check import Check
-from ringfence.config.cores import usable_cores
+from ringfence.config.cores import cpu_fact, usable_cores
 
 SMALL_BYTES: Final = 4 * 1024  # measured beside the largest segment
 MEASURED_SECONDS: Final = 0.15  # for each size
@@ -32,25 +32,12 @@ def cores(root: Path) -> Check:
 
 def cpu_flags(root: Path) -> Check:
     """Report the instructions that make sealing fast. Without them it is as secure, but slower."""
-    flags = read_cpu_flags(root)
+    flags = cpu_fact("flags", "features", root=root).split()  # of x86, of Arm
     present = [flag for flag in CPU_FLAGS if flag in flags]
     text = " ".join(present) if present else "none of " + ", ".join(CPU_FLAGS)
     if "aes" not in flags:
         text += ": sealing will be slow on this CPU"
     return Check("cpu flags", text, list(present))
-
-
-def read_cpu_flags(root: Path) -> frozenset[str]:
-    """Return the flags of the first CPU; on Arm the field is called "Features"."""
-    try:
-        lines = (root / "proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
 
 
 def throughput() -> Check:

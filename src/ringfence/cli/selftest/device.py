@@ -17,6 +17,7 @@ import torch
 
 from ringfence import __version__
 from ringfence.cli.further_commands import INSTALL_LAB
+from ringfence.config.cores import cpu_fact
 from ringfence.dataplane import native
 from ringfence.errors import ConfigurationError
 
@@ -138,7 +139,7 @@ def describe(device: torch.device) -> dict[str, str]:
         "ringfence": f"{__version__}, data plane {'compiled' if native.COMPILED else 'in Python'}",
         "cryptography": metadata.version("cryptography"),
         "Python": platform.python_version(),
-        "CPU": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores usable",
+        "CPU": f"{cpu_fact('model name') or platform.machine()}, {len(os.sched_getaffinity(0))} cores usable",
         "Linux": f"{platform.release()}, {platform.machine()}",
     }
 
@@ -165,11 +166,3 @@ def _driver(device: torch.device) -> str:
     with contextlib.suppress(AttributeError, RuntimeError):
         properties = torch.get_device_module(device).get_device_properties(device.index)
     return str(getattr(properties, "driver_version", "unknown"))
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
