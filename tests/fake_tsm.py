@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ringfence.evidence.tsm import KernelFiles
+
 INBLOB_BYTES = 64
 LEVEL_MOST = 3
 
@@ -29,7 +31,7 @@ class Instance:
 
 
 @dataclass
-class Kernel:
+class Kernel(KernelFiles):
     """`make_report(inblob, level)` is the hardware. `faults` holds errors by attribute, raised one by one."""
 
     provider: str

@@ -21,7 +21,7 @@ _LEAVES: Final = {
 _URL_NAMES: Final = {"fmc": "fmcSPL", "bootloader": "blSPL", "tee": "teeSPL", "snp": "snpSPL", "microcode": "ucodeSPL"}
 
 
-def tdx(report_data: bytes, files: tsm.Files) -> bytes:
+def tdx(report_data: bytes, files: tsm.KernelFiles) -> bytes:
     """Return a quote of this TD, without padding. Raises ConfigurationError."""
     collected = tsm.collect(report_data, files)
     _check_provider(collected.provider, tsm.TDX)
@@ -32,7 +32,7 @@ def tdx(report_data: bytes, files: tsm.Files) -> bytes:
 
 
 def snp(
-    report_data: bytes, files: tsm.Files, *, certificate: bytes | None = None, level: int | None = None
+    report_data: bytes, files: tsm.KernelFiles, *, certificate: bytes | None = None, level: int | None = None
 ) -> tuple[bytes, bytes]:
     """Return a report of this guest, and the certificate of its signing key: the given one, or else the host's.
 

@@ -16,7 +16,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ringfence.admission.proofs import snp_report, tdx_quote
 from ringfence.errors import AdmissionError, ConfigurationError
@@ -43,22 +43,8 @@ _ADVICE: Final = {
 }
 
 
-class Files(Protocol):
-    """The file operations on configfs-tsm. Tests replace the kernel with an object; a plain folder cannot behave like it."""
-
-    def make(self, folder: str) -> None: ...
-
-    def remove(self, folder: str) -> None: ...
-
-    def exists(self, path: str) -> bool: ...
-
-    def read(self, path: str, limit: int) -> bytes: ...
-
-    def write(self, path: str, content: bytes) -> None: ...
-
-
 class KernelFiles:
-    """The real file system."""
+    """The file operations on configfs-tsm. Tests override them all: a plain folder cannot behave like the kernel."""
 
     def make(self, folder: str) -> None:
         os.mkdir(folder)
@@ -99,7 +85,7 @@ class _Retry(Exception):
 
 def collect(
     report_data: bytes,
-    files: Files,
+    files: KernelFiles,
     *,
     level: int | None = None,
     draw: Callable[[], str] = lambda: secrets.token_hex(8),
@@ -125,7 +111,7 @@ def collect(
     raise ConfigurationError(f"no attestation report from the kernel in {ATTEMPTS} attempts: {reason}")
 
 
-def provider(files: Files) -> str:
+def provider(files: KernelFiles) -> str:
     """Return which type of guest this is, without requesting a report. Raises ConfigurationError."""
     folder = f"{FOLDER}/ringfence-{secrets.token_hex(8)}"
     try:
@@ -139,7 +125,7 @@ def provider(files: Files) -> str:
         raise ConfigurationError(f"no attestation by the kernel: {error.strerror}; {advice}") from error
 
 
-def _attempt(report_data: bytes, files: Files, level: int | None, folder: str) -> Collected:
+def _attempt(report_data: bytes, files: KernelFiles, level: int | None, folder: str) -> Collected:
     files.make(folder)
     try:
         generation = _generation(files, folder)
@@ -161,7 +147,7 @@ def _attempt(report_data: bytes, files: Files, level: int | None, folder: str) -
         _remove(files, folder)
 
 
-def _set_level(files: Files, folder: str, level: int | None) -> bool:
+def _set_level(files: KernelFiles, folder: str, level: int | None) -> bool:
     """Write the privilege level, if the kernel supports it and it is not 0; return whether it was written."""
     if not files.exists(f"{folder}/privlevel_floor"):
         return False
@@ -185,21 +171,21 @@ def _report_data(collected: Collected) -> bytes:
     raise ConfigurationError(f"the kernel's provider {collected.provider!a} is neither {TDX} nor {SNP}")
 
 
-def _generation(files: Files, folder: str) -> int:
+def _generation(files: KernelFiles, folder: str) -> int:
     return int(_text(files, folder, "generation"))
 
 
-def _text(files: Files, folder: str, name: str) -> str:
+def _text(files: KernelFiles, folder: str, name: str) -> str:
     return files.read(f"{folder}/{name}", 4096).decode("ascii").strip()
 
 
-def _blob(files: Files, path: str) -> bytes:
+def _blob(files: KernelFiles, path: str) -> bytes:
     content = files.read(path, BLOB_BYTES)
     if len(content) > BLOB_BYTES:
         raise ConfigurationError(f"{path} has more than {BLOB_BYTES} bytes")
     return content
 
 
-def _remove(files: Files, folder: str) -> None:
+def _remove(files: KernelFiles, folder: str) -> None:
     with contextlib.suppress(OSError):  # the report was read, or another error is being raised
         files.remove(folder)

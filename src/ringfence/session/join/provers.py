@@ -40,7 +40,7 @@ class Machine:
     """Access to this machine's evidence and clock."""
 
     clock: Clock = time.time
-    files: tsm.Files = field(default_factory=tsm.KernelFiles)
+    files: tsm.KernelFiles = field(default_factory=tsm.KernelFiles)
     gpus: Callable[[], nvml.Library] = nvml.load
     open_tpm: Open = tpm.opened
     metadata: Metadata = field(default_factory=Metadata)
