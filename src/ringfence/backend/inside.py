@@ -91,7 +91,7 @@ def inside_or_sealed(sealed: SealedGroup, asked: str | None, timeout: timedelta)
 
     All members call it. Raises what ends the session if they cannot agree in time, or if the backend fails to connect.
     """
-    permitted = set(sealed._session.inside_machine)
+    permitted = set(sealed._session.terms.inside_machine)
     devices = _devices(asked)
     if not devices or not set(devices.values()) <= permitted or sealed.size() == 1:
         return sealed

@@ -26,7 +26,7 @@ class RingfenceProcessGroup(SealedGroup):
 
     def _permitted(self, group: SealedGroup, backend: str | None) -> Any:
         """Return a group of the backend that the script asks for, inside one machine and where the policy permits it."""
-        if not self._session.inside_machine:
+        if not self._session.terms.inside_machine:
             return group
         # torch passes the backend from 2.14 on; before that, the guard knows it
         return inside.inside_or_sealed(group, backend or guard.asked_backend(), group._timeout)
@@ -34,7 +34,7 @@ class RingfenceProcessGroup(SealedGroup):
     @property
     def registered_as(self) -> str | None:
         """The backend under which torch shall list this group, if not under the one that the script asked for."""
-        return "ringfence" if self._session.inside_machine else None
+        return "ringfence" if self._session.terms.inside_machine else None
 
     def shutdown(self) -> None:
         super().shutdown()

@@ -34,8 +34,8 @@ class PrivateGroup:
     def __init__(self, group: RingfenceProcessGroup) -> None:
         """Exchange a seed with each worker that this one shares a mask with. Raises PrivateSumError on every rank."""
         session, ranks = group._session, group._ranks
-        terms, workers = session.private_sum, [session.workers[rank] for rank in ranks]
-        self.members = members_of(terms, workers, session.workers, session.same_host)
+        terms, workers = session.terms.private_sum, [session.workers[rank] for rank in ranks]
+        self.members = members_of(terms, workers, session.workers, session.terms.same_host)
         assert terms is not None
         self._group, self.size = weakref.ref(group), len(ranks)
         self.own_workers = len(self.members[session.workers[session.engine.rank].member])  # with this one

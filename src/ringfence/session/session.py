@@ -122,7 +122,7 @@ class Session:
                 private_key=member.link_private_key,
                 public_keys=[entry.public_key for entry in member.roster.entries],
                 alive=canary(),
-                covers=member.covers_forwarded,
+                covers=member.terms.forwarded != keys.FORWARDED[0],
             ),
             network=self.network,
             table=Thresholds.from_bytes(member.table),
@@ -131,16 +131,15 @@ class Session:
             platform=Platform(outage=outage),
         )
         self.workers = member.roster.workers
-        self.inside_machine = member.inside_machine
-        self.private_sum, self.same_host = member.private_sum, member.same_host
+        self.terms = member.terms
         self.engine.requests.worker_names = [self._name_of(worker) for worker in self.workers]
         if self.members is not None:
             self.engine.note = f" (workers are numbered within the group of {self.members})"
         self._start_channels(member, outage)
-        if member.verify_every is not None and member.world_size > 1:
+        if member.terms.verify_every is not None and member.world_size > 1:
             self._proofs = ProofThread(
                 Renewals(member.roster, member.rank),
-                member.verify_every,
+                member.terms.verify_every,
                 FreshCredentials(os.environ, settings.run_id, member.policy_digest),
                 self.engine,
             )
@@ -262,9 +261,9 @@ class Session:
         Each worker measures by its own clock, which advances while the machine is suspended. The first to reach the limit
         aborts the session for all.
         """
-        if member.max_session_age is None:
+        age = member.terms.max_session_age
+        if age is None:
             return None
-        age = member.max_session_age
         return Alarm("ringfence age", member.verified_at + age, lambda: self._expire(age))
 
     def _expire(self, age: int) -> None:
@@ -350,7 +349,7 @@ def _where_sealed(member: Membership) -> str:
     if member.world_size == 1:
         return ""
     shares = member.local is not None and any(len(workers) > 1 for workers in member.local.machines)
-    inside = [*(["shared memory"] if shares else []), *member.inside_machine]
+    inside = [*(["shared memory"] if shares else []), *member.terms.inside_machine]
     return f"; sealed between machines, {' or '.join(inside)} inside one" if inside else "; all traffic is sealed"
 
 

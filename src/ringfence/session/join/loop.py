@@ -23,7 +23,7 @@ from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Refusal
 from ringfence.admission.messages import TREE, Failure, Hello, tree_frame_limit
 from ringfence.admission.peer_verification import PeerVerifier, Presentation, all_sign
-from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.policy import Policy, PolicyTerms, Prover
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import CHECKING, Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.config.settings import Settings
@@ -351,12 +351,7 @@ class JoinLoop:
             edges=tuple(neighbours[rank].become_edge(verified_again=again) for rank in sorted(neighbours)),
             peer_verifier=self._peer_verifier(session.roster),
             policy_digest=self._policy.digest,
-            max_session_age=self._policy.max_session_age,
-            verify_every=self._policy.verify_every,
-            inside_machine=self._policy.inside_machine,
-            private_sum=self._policy.private_sum,
-            same_host=self._policy.same_host,
-            covers_forwarded=self._policy.forwarded != keys.FORWARDED[0],
+            terms=PolicyTerms(**self._policy.terms()),  # without its verifiers, which may hold a key
             local=local,
             verified_at=boot_seconds() if self._verified_at is None else self._verified_at,
             record=record_of(session, self._entry, self._policy, self._presentation, self._credentials),

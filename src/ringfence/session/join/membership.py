@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence import keys
 from ringfence.admission.entry import Entry
 from ringfence.admission.peer_verification import PeerVerifier, Presentation
-from ringfence.admission.policy import Policy, PrivateSumTerms
+from ringfence.admission.policy import Policy, PolicyTerms
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import AgreedSession
 from ringfence.record.begin import JoinRecord, certified_bytes
@@ -32,14 +32,9 @@ class Membership:
     key_agreement: str  #               the TLS groups used with its neighbours, for messages
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
     peer_verifier: PeerVerifier | None = field(repr=False)  # None: the roster's endorsements have verified every worker
-    policy_digest: bytes = b""
-    max_session_age: int | None = None  # seconds, from the policy: workers must be verified again after it
-    verify_every: int | None = None  # seconds, from the policy: neighbours are verified again
-    verified_at: float = 0.0  #           boot_seconds() of the first, and so the oldest, verification
-    inside_machine: tuple[str, ...] = ()  # backends that the policy permits to groups inside one machine
-    private_sum: PrivateSumTerms | None = None  # of the policy
-    same_host: str = keys.SAME_HOST[0]  # of the policy, or stricter by RINGFENCE_SAME_HOST on all workers
-    covers_forwarded: bool = False  #     link tags cover the ciphertext of forwarded frames, by the policy
+    policy_digest: bytes
+    terms: PolicyTerms  #               of the policy; same_host may be stricter, by RINGFENCE_SAME_HOST on all workers
+    verified_at: float  #               boot_seconds() of the first, and so the oldest, verification
     local: LocalNetwork | None = field(default=None, repr=False)  # for links inside this machine
     record: JoinRecord | None = field(default=None, repr=False)  # if this worker writes a record
 
