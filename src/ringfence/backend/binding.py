@@ -220,16 +220,7 @@ def wide_dtype(operation: Any, dtype: torch.dtype) -> torch.dtype | None:
     return torch.int64 if dtype in _SHORT_INTEGERS and _reduction_name(operation) == "avg" else None
 
 
-_NAMES = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.PRODUCT: "product",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.BAND: "band",
-    dist.ReduceOp.BOR: "bor",
-    dist.ReduceOp.BXOR: "bxor",
-    dist.ReduceOp.AVG: "avg",
-}
+_NAMES = {getattr(dist.ReduceOp, name.upper()): name for name in REDUCTIONS}
 
 
 def _reduction_name(operation: Any) -> str:
