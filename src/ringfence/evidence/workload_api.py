@@ -12,7 +12,6 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringfence import own_process
@@ -35,24 +34,15 @@ _ADVICE: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Svid:
-    """An X.509-SVID as the Workload API returns it. Parsing verifies nothing."""
-
-    spiffe_id: str
-    chain: tuple[bytes, ...]  # DER, the workload's own first
-    key: bytes = field(repr=False)  # PKCS #8, DER
-
-
 def fetch(socket: str, seconds: float = SECONDS) -> Credential:
     """Return the default X.509-SVID of this workload, which is the first of the response. Raises ConfigurationError."""
     response = _run_child(path_of(socket), seconds)
     try:
-        svid = parse(response)
-        chain = "".join(map(ssl.DER_cert_to_PEM_cert, svid.chain)).encode("ascii")
-        lines = base64.encodebytes(svid.key).decode("ascii")
-        key = f"-----BEGIN PRIVATE KEY-----\n{lines}-----END PRIVATE KEY-----\n".encode("ascii")
-        return read_credential(chain, key)
+        chain, key = parse(response)
+        certificates = "".join(map(ssl.DER_cert_to_PEM_cert, chain)).encode("ascii")
+        lines = base64.encodebytes(key).decode("ascii")
+        pem = f"-----BEGIN PRIVATE KEY-----\n{lines}-----END PRIVATE KEY-----\n".encode("ascii")
+        return read_credential(certificates, pem)
     except ValueError as error:
         raise ConfigurationError(f"the Workload API at {socket} returned an unusable SVID: {error}") from None
 
@@ -71,8 +61,11 @@ def path_of(socket: str) -> str:
 # -- the message ----------------------------------------------------------------------------------------------------
 
 
-def parse(response: bytes) -> Svid:
-    """Parse an X509SVIDResponse and return its first SVID. Raises ValueError."""
+def parse(response: bytes) -> tuple[tuple[bytes, ...], bytes]:
+    """Parse an X509SVIDResponse and return the chain of its first SVID, the workload's own certificate first, and its key.
+
+    All in DER, the key in PKCS #8. Parsing verifies nothing. Raises ValueError.
+    """
     svids = [value for number, value in _fields(response) if number == 1]
     if not svids or not isinstance(svids[0], bytes):
         raise ValueError("it has no SVID")
@@ -90,7 +83,7 @@ def parse(response: bytes) -> Svid:
     reader, chain = der.DerReader(found[2]), []
     while reader.tag is not None:
         chain.append(reader.element(der.SEQUENCE))
-    return Svid(name, tuple(chain), found[3])
+    return tuple(chain), found[3]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
