@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,7 @@ from ringfence.admission.policy import Evidence, Policy, verify
 from ringfence.admission.proofs import token
 from ringfence.admission.proofs.token import nonce_of
 from ringfence.errors import ConfigurationError, EvidenceError
-from ringfence.evidence.token_command import fetch_with
+from ringfence.evidence.token_command import fetch
 from ringfence.keys import PROOF_LIMIT_BYTES
 from tests import provers
 from tests.unit.admission_samples import worker
@@ -30,7 +31,7 @@ def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
     binding = Binding(b"one connection")
     signed = ES384.sign(claims(eat_nonce=nonce_of(binding.digest)))
     program = f"import sys; print({signed!r} if sys.argv[-1] == {nonce_of(binding.digest)!r} else 'no')"
-    prover = provers.of_token(fetch_with(python(program)))
+    prover = provers.of_token(partial(fetch, python(program)))
     policy = Policy((token.verifier(rules(), lambda: NOW),))
     assert verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
 
@@ -46,17 +47,17 @@ def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
 )
 def test_what_goes_wrong_is_named(command: list[str], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
-        fetch_with(command)("00")
+        fetch(command, "00")
 
 
 def test_a_command_that_never_ends_is_ended() -> None:
     with pytest.raises(ConfigurationError, match="printed no token within"):
-        fetch_with(python("import threading; threading.Event().wait()"), seconds=0.3)("00")
+        fetch(python("import threading; threading.Event().wait()"), "00", seconds=0.3)
 
 
 def test_the_commands_error_output_stays_in_the_local_log(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        fetch_with(python("import sys; sys.exit('the service\\nrefuses key-1234')"))("00")
+        fetch(python("import sys; sys.exit('the service\\nrefuses key-1234')"), "00")
     assert "key-1234" not in str(caught.value)
     assert r"ended with 1: 'the service\nrefuses key-1234'" in caplog.text
 
@@ -68,12 +69,12 @@ def test_a_command_has_ended_before_its_peer_gives_up() -> None:
 @pytest.mark.parametrize("status", [64, 78, 126, 127])
 def test_a_permanent_exit_code_is_not_retried(status: int) -> None:
     with pytest.raises(EvidenceError, match=rf"ended with {status}.*RINGFENCE_TOKEN_COMMAND"):
-        fetch_with(python(f"raise SystemExit({status})"))("00")
+        fetch(python(f"raise SystemExit({status})"), "00")
 
 
 def test_a_command_that_does_not_start_says_what_to_do() -> None:
     with pytest.raises(EvidenceError, match=r"does not start: No such file.*set RINGFENCE_TOKEN_COMMAND"):
-        fetch_with(["/no/such/command"])("00")
+        fetch(["/no/such/command"], "00")
 
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY])
@@ -85,7 +86,7 @@ def test_a_shortage_of_resources_is_retried(code: int, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(ConfigurationError, match="does not start") as caught:
-        fetch_with(python(""))("00")
+        fetch(python(""), "00")
     assert not isinstance(caught.value, EvidenceError)
 
 
@@ -96,4 +97,4 @@ def test_a_command_that_cannot_be_executed_is_a_permanent_error(code: int, monke
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(EvidenceError, match="does not start"):
-        fetch_with(python(""))("00")
+        fetch(python(""), "00")

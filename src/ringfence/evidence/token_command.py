@@ -10,7 +10,7 @@ import errno
 import logging
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ringfence.errors import ConfigurationError, EvidenceError
@@ -24,15 +24,6 @@ _WHAT_TO_SET: Final = "set RINGFENCE_TOKEN_COMMAND to a command that this worker
 _CANNOT_START: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC)
 
 
-def fetch_with(command: Sequence[str], seconds: float = TOKEN_SECONDS) -> Callable[[str], bytes]:
-    """Return the function that fetches a token for a nonce."""
-
-    def fetch(nonce: str) -> bytes:
-        return run([*command, nonce], seconds)
-
-    return fetch
-
-
 def check(command: Sequence[str]) -> None:
     """Raise EvidenceError if the command does not exist or this user may not run it. Starts nothing."""
     if shutil.which(command[0]) is None:
@@ -41,14 +32,14 @@ def check(command: Sequence[str]) -> None:
         )
 
 
-def run(command: Sequence[str], seconds: float) -> bytes:
-    """Run the command and return its output.
+def fetch(command: Sequence[str], nonce: str, seconds: float = TOKEN_SECONDS) -> bytes:
+    """Run the command for a nonce and return its output.
 
     Raises ConfigurationError, or EvidenceError if a retry does not help.
     """
     try:
         done = subprocess.run(  # noqa: S603 - the user's own command, and no shell reads it
-            command,
+            [*command, nonce],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=seconds,

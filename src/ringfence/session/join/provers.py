@@ -26,10 +26,9 @@ from ringfence.admission.proofs.attestation import AttestationProver
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.config.settings import Settings
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.evidence import guest, nvml, tpm, tsm
+from ringfence.evidence import guest, nvml, token_command, tpm, tsm
 from ringfence.evidence.azure_guest import NAMES, AzureGuest, Open
 from ringfence.evidence.metadata import Metadata
-from ringfence.evidence.token_command import fetch_with
 from ringfence.keys import SAME_HOST
 
 _log = logging.getLogger(__name__)
@@ -157,10 +156,15 @@ def _nvidia(settings: Settings, shared: SharedSecret | None, rules: nvidia.Rules
 
 
 def _token(settings: Settings, shared: SharedSecret | None, rules: token.Rules, machine: Machine) -> Prover:
-    if not settings.token_command:
+    command = settings.token_command
+    if not command:
         raise ConfigurationError("set RINGFENCE_TOKEN_COMMAND to a command that prints a token for a nonce")
-    fetch = fetch_with(settings.token_command)
-    return AttestationProver(token.KIND, lambda digest: token.encode(*token.read_answer(fetch(token.nonce_of(digest)))))
+
+    def collect(digest: bytes) -> bytes:
+        answer = token_command.fetch(command, token.nonce_of(digest))
+        return token.encode(*token.read_answer(answer))
+
+    return AttestationProver(token.KIND, collect)
 
 
 def _azure_snp(settings: Settings, shared: SharedSecret | None, rules: azure.Rules, machine: Machine) -> Prover:
