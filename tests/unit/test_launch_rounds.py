@@ -259,6 +259,35 @@ def test_a_spare_that_has_waited_is_verified_again_too() -> None:
     assert sorted(world.state.rounds.take_stale()) == sorted([world.clients["spare"], world.clients["other"]])
 
 
+def test_an_agent_that_missed_a_round_is_disconnected_and_reaches_no_store() -> None:
+    """It may have been revoked since it was verified. Silent, it would otherwise read and end later rounds."""
+    world = Nodes(RoundLimits(2, 3, last_call=1.0))
+    world.attach("host", 0)
+    for name, rank in (("node", 1), ("silent", 2)):
+        world.admit(name)
+        world.attach(name, rank, admitted=True)
+    for name in ("host", "node", "silent"):
+        world.join(name)
+    world.join("host")
+    world.join("node")
+    connected_again(world, "node", 1)
+    world.join("node")
+    world.wait(10.0)
+    assert world.state.rounds.generation == "incarnation.2"
+    read = world.call("silent", Operation.GET, b"key", scope="incarnation.2")
+    assert world.answer(read).result is CallResult.ENDED
+    assert world.state.rounds.take_stale() == [world.clients["silent"]]
+    assert (
+        world.answer(world.call("node", Operation.SET, b"key", b"value", scope="incarnation.2")).result is CallResult.OK
+    )
+
+
+def test_a_connection_attaches_once() -> None:
+    world = Nodes()
+    world.attach("node")
+    assert world.attach("node", agent="another", admitted=True).text == "this connection is attached already"
+
+
 def test_a_round_looks_at_each_of_its_agents_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the host's time would grow with the square of the number of nodes."""
     world = Nodes(RoundLimits(300, 300))

@@ -100,9 +100,12 @@ def test_the_headline_is_the_median_call_and_the_study_of_machines(tmp_path: Pat
     write_machines(tmp_path)
     edition = read(tmp_path)
     headline = " ".join(TABLES["headline"](edition).split())
-    assert "all-reduce takes 1.10 times as long as plaintext Gloo** between two workers with a core each" in headline
-    assert "(median call, 22.00 ms and 20.00 ms, loopback, a CPU with VAES). A study on a CPU with VAES" in headline
-    assert "has 2.00 times there, and **0.90 times** between two machines of four workers each" in headline
+    assert "all-reduce takes 1.10 times as long as plaintext Gloo** (two workers with a core each, loopback" in headline
+    assert "median call: 22.00 ms and 20.00 ms, a CPU with VAES). Between network namespaces" in headline
+    assert (
+        "on a CPU with VAES, it takes 2.00 times as long; between two machines of four workers each **0.90 times**"
+        in headline
+    )
     assert "| 4 KiB | 400 µs | 300 µs | 0.75 | 1.60 ms | 100 µs |" in TABLES["two-workers"](edition)
 
 

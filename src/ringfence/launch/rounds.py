@@ -98,6 +98,11 @@ class Rounds:
         """Return the clients of the newest round."""
         return [each.client for each in self._current.values() if each.client is not None]
 
+    def is_member(self, client: int) -> bool:
+        """Return whether a client is an agent of the newest round."""
+        member = self._by_client.get(client)
+        return member is not None and self._current.get(member.agent) is member
+
     def rank_of(self, client: int) -> int | None:
         """Return the rank of a client's node, once it has attached."""
         member = self._by_client.get(client)
@@ -116,6 +121,8 @@ class Rounds:
 
     def attach(self, client: int, agent: str, rank: int | None) -> tuple[str, int | None]:
         """Add an agent, or reconnect it. Returns why it is refused, or "", and the client that it replaces, if any."""
+        if client in self._by_client:
+            return "this connection is attached already", None
         member, replaced = self._members.get(agent), None
         if member is None:
             if rank is not None and rank >= self.limits.max_nodes:
@@ -196,8 +203,8 @@ class Rounds:
         return answers + self._form(now)
 
     def take_stale(self) -> list[int]:
-        """Return the clients to disconnect: they wait for a round, and were verified before the last one ended."""
-        found, self._stale = self._stale, []
+        """Return the clients to disconnect: verified before the last round ended, they wait for the next or missed it."""
+        found, self._stale = list(dict.fromkeys(self._stale)), []
         return found
 
     def _find_stale(self) -> None:
@@ -266,6 +273,10 @@ class Rounds:
             found = to_json({"generation": self.generation, "rank": place, "nodes": len(chosen)})
             answers.append((member.client, Answer(member.joins, CallResult.OK, (found,))))
             del self._joins[member.agent]
+        members = set(self.members())
+        self._stale += [
+            client for client, ends in self._admitted.items() if ends < self._ends and client not in members
+        ]
         return answers
 
     # -- parts ------------------------------------------------------------------------------------------------------

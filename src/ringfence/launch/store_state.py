@@ -50,7 +50,8 @@ class StoreState:
     def call(self, client: int, call: AgentCall, now: float) -> list[Outgoing]:
         """Carry out a call of an admitted agent. Raises ProtocolError if it is malformed."""
         if call.operation in STORE_OPERATIONS:
-            if self._store is None or call.scope != self.rounds.generation or not self.rounds.is_open:
+            is_current = call.scope == self.rounds.generation and self.rounds.is_open
+            if self._store is None or not is_current or not self.rounds.is_member(client):
                 return [(client, Answer(call.number, CallResult.ENDED))]
             return [*self._store.call(client, call, now)]
         answer: Answer | None = Answer(call.number, CallResult.OK)
