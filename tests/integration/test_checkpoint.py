@@ -46,6 +46,16 @@ def test_tensors_are_resharded_along_any_dimension(pool: Pool, tmp_path: Path, k
     assert pool.check(workers.load_columns, world=2, args=(path, key)) == [True, True]
 
 
+def test_integer_keys_of_all_ranks_survive(pool: Pool, tmp_path: Path, key: str) -> None:
+    path = str(tmp_path / "saved")
+    pool.check(workers.save_parts, world=3, args=(path, key))
+    found = checkpoint.load_all(path, key=key)[0]["opt"]
+    assert {rank: part["momentum"].tolist() for rank, part in found["state"].items()} == {
+        rank: [rank, rank] for rank in range(3)
+    }
+    assert found["groups"] == {1: {}, 2: {}}
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -9,6 +9,7 @@
     envelope.py, key_wrap.py                a sealed file's header, and the keys that wrap its key
     streams.py                              sealed streams; tensors.py, values.py: what is in them
     storage.py                              where they are: folder.py, fsspec_storage.py
+    nested_keys.py                          what DCP's names lose of a nested state
     ranks.py                                the ranks that save or load together
     recorded.py                             what the record of the run says of them
     sealed_file.py                          `sealed_open`

@@ -10,9 +10,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._traverse import set_element
 
 from ringfence import keys
-from ringfence.checkpoint import index, key_wrap, ranks, recorded
+from ringfence.checkpoint import index, key_wrap, nested_keys, ranks, recorded
 from ringfence.checkpoint.folder import storage_for
-from ringfence.checkpoint.index import Index, TensorItem
+from ringfence.checkpoint.index import Index, TensorItem, name_of
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.opening import Anchor, Info, open_index
 from ringfence.checkpoint.planners import SealedLoadPlanner
@@ -94,28 +94,36 @@ def load_all(
 ) -> tuple[dict[str, Any], Info]:
     """Load a whole checkpoint into host memory, in this process alone, without a state to load into.
 
-    `progress` is that of `verify`. Returns the nested state and what the index says. Raises CheckpointError.
+    `progress` is that of `verify`. Returns the nested state, with the keys and the empty dicts that it was saved with, and what
+    the index says. Dicts are plain ones, ordered by names. Raises CheckpointError.
     """
     place = os.fspath(path)
     where = storage or storage_for(place)
     found = open_index(where, place, key_wrap.wrapper_of(key), anchor)
-    state = empty_state(found.index)
+    note = nested_keys.noted(found.index.metadata)
+    items = _empty_items(found.index)
     with ranks.converted(f"loading {place}"):
         dcp.load(
-            state,
+            items,
             storage_reader=SealedReader(where, place, found.index, found.data_key, threads, progress),
             planner=SealedLoadPlanner(),
             no_dist=True,
         )
+    state: dict[str, Any] = {}
+    for item in found.index.items:
+        set_element(state, item.path, items[name_of(item.path)])
+    note.add_empty(state)
+    note.restore_integers(state)
     recorded.add(recorded.READ, found.info.anchor)
     return state, found.info
 
 
-def empty_state(found: Index) -> dict[str, Any]:
-    """Return a nested state with the names and tensors of an index, uninitialised."""
-    state: dict[str, Any] = {}
-    for item in found.items:
-        is_tensor = isinstance(item, TensorItem)
-        value = torch.empty(item.shape, dtype=getattr(torch, item.dtype)) if is_tensor else None  # type: ignore[union-attr]
-        set_element(state, item.path, value)
-    return state
+def _empty_items(found: Index) -> dict[str, Any]:
+    """Return all items of an index by name, with tensors that are not initialised.
+
+    A nested state would not do: DCP does not take each apart as it took apart the one that was saved.
+    """
+    return {
+        name: torch.empty(item.shape, dtype=getattr(torch, item.dtype)) if isinstance(item, TensorItem) else None
+        for name, item in found.by_name.items()
+    }

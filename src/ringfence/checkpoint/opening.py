@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringfence import keys
-from ringfence.checkpoint import envelope, index, key_wrap, streams
+from ringfence.checkpoint import envelope, index, key_wrap, nested_keys, streams
 from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
 from ringfence.checkpoint.index import Index, Shard
 from ringfence.checkpoint.key_wrap import Key, KeyWrapper
@@ -23,7 +23,8 @@ Anchor = str | int  # the digest that save() returned, or a step
 class Info:
     """What a checkpoint says of itself, verified.
 
-    `anchor` is the digest that `save` returned, `size` the bytes of all items, `key_name` the key that wraps its data key.
+    `metadata` is what was given to `save`, `anchor` the digest that it returned, `size` the bytes of all items, `key_name` the
+    key that wraps its data key.
     """
 
     path: str
@@ -55,7 +56,7 @@ class Opened:
             path=self.path,
             save_id=found.save_id.hex(),
             step=found.step,
-            metadata=found.metadata,
+            metadata=nested_keys.without_note(found.metadata),
             anchor=found.anchor,
             key_name=self.envelope.key_name,
             size=sum(shard.size for shard in found.shards),

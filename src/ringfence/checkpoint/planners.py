@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
 
 from ringfence import keys
-from ringfence.checkpoint import values
+from ringfence.checkpoint import nested_keys, values
 from ringfence.checkpoint.index import Path, name_of
 from ringfence.checkpoint.tensors import dtype_name
 from ringfence.errors import CheckpointError
 
+KEY_NOTE: Final = 0  # where planner data has a KeyNote; its other keys are names, which are texts
+
 
 class SealedSavePlanner(DefaultSavePlanner):  # type: ignore[misc]
     """Plans a save. What a sealed checkpoint cannot hold is refused while planning, by name."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        self._key_note = nested_keys.note_of(state_dict)
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
@@ -31,7 +41,15 @@ class SealedSavePlanner(DefaultSavePlanner):  # type: ignore[misc]
                 self._encoded[name] = values.encode(found, name)
             else:
                 dtype_name(found, name)
-        return plan
+        self.plan = dataclasses.replace(plan, planner_data={**self.mappings, KEY_NOTE: self._key_note})
+        return self.plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Plan for all ranks; the metadata that the writer gets has the note of all of them."""
+        plans, metadata = super().create_global_plan(all_plans)
+        note = nested_keys.merged(plan.planner_data[KEY_NOTE] for plan in all_plans)
+        self.metadata = dataclasses.replace(metadata, planner_data={**metadata.planner_data, KEY_NOTE: note})
+        return plans, self.metadata
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
         if write_item.type == WriteItemType.BYTE_IO:

@@ -19,7 +19,7 @@ from ringfence.checkpoint import envelope, key_wrap, recorded, streams
 from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
 from ringfence.checkpoint.index import Chunk, Index, Item, Path, Shard, StoredBytes, TensorItem, ValueItem, name_of
 from ringfence.checkpoint.key_wrap import Key
-from ringfence.checkpoint.planners import SealedSavePlanner
+from ringfence.checkpoint.planners import KEY_NOTE, SealedSavePlanner
 from ringfence.checkpoint.storage import INDEX_NAME, Storage
 from ringfence.checkpoint.streams import Progress, SealingThreads, StreamWriter, unseen
 from ringfence.checkpoint.tensors import HostBuffer, blocks, is_plain, memory_of
@@ -123,7 +123,8 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the index and publish; rank 0 only."""
         assert self._place is not None and self._data_key is not None and self._envelope is not None
-        index = index_of(metadata, results, self._envelope.id, self._step, self._metadata)
+        notes = metadata.planner_data[KEY_NOTE].in_metadata(self._metadata)
+        index = index_of(metadata, results, self._envelope.id, self._step, notes)
         index = dataclasses.replace(index, head=recorded.head())
         body = index.encode()
         if len(body) > keys.CHECKPOINT_INDEX_BYTES:

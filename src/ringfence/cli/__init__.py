@@ -4,7 +4,7 @@ run.py                     `run`: the launcher
 secret.py, certificate.py  commands for credentials; dev_ca.py, a small authority
 policy.py                  `policy`; templates.py, weak_rules.py, revocation_views.py
 evidence.py                `evidence`; evidence_views.py
-checkpoint.py              `checkpoint`; checkpoint_convert.py, checkpoint_keys.py, checkpoint_views.py
+checkpoint.py              `checkpoint`; checkpoint_convert.py, checkpoint_views.py
 audit.py                   `audit`: verifies signed records
 audit_run.py               `audit` of a folder: what the logs of a run show, printed or as a page
 record.py                  `record`: manifests of data sets, statements of runs; signed_file.py

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ringfence.admission.encoding import escape
 from ringfence.cli import terminal
 from ringfence.cli.terminal import Commands, say
 from ringfence.errors import CheckpointError, ConfigurationError
@@ -54,6 +55,7 @@ It needs torch, and host memory for the whole state.
 
 --key opens SOURCE, which must then be sealed; --new-key seals DESTINATION (default: --key). Without --key the command
 finds out which plain form SOURCE has. DESTINATION must not exist. Only a sealed checkpoint has a step and metadata.
+Plain DCP holds keys as texts only, and no empty dicts; both other forms hold integer keys, as those of an optimizer.
 Plain ones are written for their owner only (mode 0600 and 0700) and are not protected in any way.
 
 A file of torch.save is read with weights_only=True. To read plain DCP means to run code: its .metadata and all its
@@ -200,6 +202,11 @@ def run_convert(options: argparse.Namespace) -> int:
         print(f"  {done['anchor']}")
     else:
         say("It is not protected: anyone who reads it has the state, and anyone who changes it is not noticed.")
+    if named := [*done.get("integer_keys", ()), *done.get("empty_dicts", ())]:
+        say(
+            "Plain DCP holds keys as texts only, and no empty dicts. Load it into a state that has the integer keys and the "
+            f"empty dicts, as that of an optimizer: without one they are lost (in {escape(', '.join(named), 200)})."
+        )
     return 0
 
 

@@ -16,9 +16,8 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from ringfence import checkpoint
-from ringfence.checkpoint import Info, Key
+from ringfence.checkpoint import Info, Key, nested_keys
 from ringfence.checkpoint.storage import INDEX_NAME
-from ringfence.cli import checkpoint_keys
 from ringfence.cli.terminal import Progress
 from ringfence.config.private_files import sync_folder
 from ringfence.errors import CheckpointError, ConfigurationError
@@ -30,7 +29,8 @@ _TITLES: Final = {"sealed": "sealed", "dcp": "plain DCP", "torch": "torch.save"}
 def convert(wanted: argparse.Namespace, key: Key | None, new_key: Key | None) -> dict[str, Any]:
     """Convert a checkpoint. `wanted` are the command's options; `key` opens the source, `new_key` seals the destination.
 
-    Returns what is printed. Raises CheckpointError or ConfigurationError.
+    Returns what is printed; for plain DCP also the names of the dicts that it does not hold as they are. Raises CheckpointError
+    or ConfigurationError.
     """
     form = form_of(wanted.source)
     _check(wanted, form, key, new_key)
@@ -44,8 +44,13 @@ def convert(wanted: argparse.Namespace, key: Key | None, new_key: Key | None) ->
     if wanted.to == "sealed":
         assert new_key is not None
         done["anchor"] = _seal(wanted, new_key, state, info)
+    elif wanted.to == "dcp":
+        note = nested_keys.note_of(state)
+        _write_new(wanted.destination, state, _write_dcp)
+        lost = {"integer_keys": note.integers, "empty_dicts": note.empty}
+        done |= {what: sorted(".".join(map(str, path)) for path in paths) for what, paths in lost.items() if paths}
     else:
-        _write_new(wanted.destination, state, _write_dcp if wanted.to == "dcp" else _write_torch)
+        _write_new(wanted.destination, state, _write_torch)
     return done
 
 
@@ -107,8 +112,6 @@ def _load(wanted: argparse.Namespace, form: Form, key: Key | None) -> tuple[dict
                 threads=wanted.threads,
                 progress=progress.add,
             )
-        if wanted.to != "sealed":
-            checkpoint_keys.restore(state, info.metadata)
         return state, info
     found: Any = _load_dcp(wanted.source) if form == "dcp" else _load_torch(wanted.source)
     if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found):
@@ -151,14 +154,13 @@ def _load_dcp(source: str) -> dict[str, Any]:
 
 def _seal(wanted: argparse.Namespace, key: Key, state: dict[str, Any], info: Info | None) -> str:
     step = wanted.step if wanted.step is not None or info is None else info.step
-    notes = checkpoint_keys.note_of(state) if info is None else info.metadata
     with Progress("sealing", _tensor_bytes(state)) as progress:
         return checkpoint.save(
             state,
             wanted.destination,
             key=key,
             step=step,
-            metadata=notes,
+            metadata=None if info is None else info.metadata,
             threads=wanted.threads,
             progress=progress.add,
         )
