@@ -80,7 +80,9 @@ def test_load_all_returns_integer_keys_of_the_state_itself(tmp_path: Path, key: 
 
 
 keys = st.integers(-3, 12) | st.sampled_from(["0", "7", "a", "a.b", ""])
-leaves = st.none() | st.integers() | st.just(()) | st.just((1, {2: {}})) | st.just(torch.ones(2))
+leaves: st.SearchStrategy[Any] = (
+    st.none() | st.integers() | st.just(()) | st.just((1, {2: {}})) | st.just(torch.ones(2))
+)
 
 
 @given(
@@ -91,6 +93,7 @@ leaves = st.none() | st.integers() | st.just(()) | st.just((1, {2: {}})) | st.ju
     )
 )
 @settings(max_examples=30)
+@pytest.mark.slow
 def test_any_state_survives_or_is_refused(tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any]) -> None:
     folder = tmp_path_factory.mktemp("any")
     key = key_file(folder)
@@ -110,7 +113,7 @@ def test_a_save_refuses_keys_that_cannot_be_kept(tmp_path: Path, key: str, bad: 
 
 
 def test_the_parts_of_several_ranks_make_one_note() -> None:
-    parts = [{"opt": {0: {}, "b": 1}, "x": {}}, {"opt": {1: {2: 1}, "c": {}}, "x": {5: 1}}]
+    parts: list[dict[str, Any]] = [{"opt": {0: {}, "b": 1}, "x": {}}, {"opt": {1: {2: 1}, "c": {}}, "x": {5: 1}}]
     note = nested_keys.merged(map(nested_keys.note_of, parts))
     assert nested_keys.noted(note.in_metadata({})) == note
     state: dict[str, Any] = {"opt": {"b": 1, "1": {"2": 1}}, "x": {"5": 1}}
@@ -124,7 +127,8 @@ def test_the_parts_of_several_ranks_make_one_note() -> None:
 
 def test_the_note_of_another_save_is_replaced(tmp_path: Path, key: str) -> None:
     old = nested_keys.note_of({"gone": {1: 2}, "lost": {}}).in_metadata({"run": 7})
-    for number, state in enumerate(({"a": {"0": 1}}, {"a": {0: 1}, "b": {}})):
+    states: list[dict[str, Any]] = [{"a": {"0": 1}}, {"a": {0: 1}, "b": {}}]
+    for number, state in enumerate(states):
         checkpoint.save(state, tmp_path / str(number), key=key, metadata=old)
         found, info = checkpoint.load_all(tmp_path / str(number), key=key)
         assert is_same(found, state)

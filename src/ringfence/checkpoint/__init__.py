@@ -8,6 +8,7 @@
     opening.py, index.py                    what is verified first: the index, and where each item is
     envelope.py, key_wrap.py                a sealed file's header, and the keys that wrap its key
     streams.py                              sealed streams; tensors.py, values.py: what is in them
+    conversion.py                           which dtypes a tensor may be loaded into
     storage.py                              where they are: folder.py, fsspec_storage.py
     nested_keys.py                          what DCP's names lose of a nested state
     ranks.py                                the ranks that save or load together

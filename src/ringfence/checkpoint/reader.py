@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ringfence import keys
+from ringfence.checkpoint import conversion
 from ringfence.checkpoint.index import Index, Item, TensorItem, name_of
 from ringfence.checkpoint.opening import opened_shard
 from ringfence.checkpoint.storage import Storage
 from ringfence.checkpoint.streams import Progress, SealingThreads, StreamReader, Want, unseen
 from ringfence.checkpoint.tensors import HostBuffer, Piece, memory_of, pieces
-from ringfence.errors import CheckpointError
 
 
 class _Read(NamedTuple):
@@ -34,6 +34,7 @@ class _Read(NamedTuple):
     target: memoryview | None
     piece: Piece | None = None
     dtype: torch.dtype = torch.uint8
+    name: str = ""
 
 
 class SealedReader(StorageReader):  # type: ignore[misc]
@@ -79,14 +80,17 @@ class SealedReader(StorageReader):  # type: ignore[misc]
         """Read what this rank needs."""
         reads: dict[int, list[_Read]] = {}
         afterwards: list[Callable[[], None]] = []
-        staging = HostBuffer()
+        staging, overflowed = HostBuffer(), set[str]()
         for item in plan.items:
             self._add(item, planner, staging, reads, afterwards)
         with SealingThreads(self._threads) as threads:
             for number in sorted(reads):
                 shard = self._index.shards[number]
                 with opened_shard(self._storage, self._path, self._index, shard, self._data_key, threads) as stream:
-                    _read(stream, sorted(reads[number], key=lambda read: read.start), staging, self._progress)
+                    ordered = sorted(reads[number], key=lambda read: read.start)
+                    overflowed |= _read(stream, ordered, staging, self._progress)
+        if overflowed:
+            raise conversion.overflow_error(overflowed)
         for each in afterwards:
             each()
         done: Future[None] = Future()
@@ -112,8 +116,7 @@ class SealedReader(StorageReader):  # type: ignore[misc]
         chunk = self._chunks[name, tuple(request.storage_index.offset)]
         dtype: torch.dtype = getattr(torch, item.dtype)
         target = planner.resolve_tensor(request)
-        if not torch.can_cast(dtype, target.dtype):
-            raise CheckpointError(f"{name} is of {dtype} in the checkpoint, which does not convert to {target.dtype}")
+        conversion.check(name, dtype, target.dtype)
         found = reads.setdefault(chunk.place.shard, [])
         limit = max(1, staging.size // dtype.itemsize)
         for piece in pieces(chunk.sizes, request.storage_offsets, target, dtype, limit):
@@ -121,36 +124,42 @@ class SealedReader(StorageReader):  # type: ignore[misc]
             if piece.shape is None:
                 found.append(_Read(start, memory_of(piece.target)))
             else:
-                found.append(_Read(start, None, piece, dtype))
+                found.append(_Read(start, None, piece, dtype, name))
         afterwards.append(lambda: planner.commit_tensor(request, target))
 
 
-def _read(stream: StreamReader, reads: list[_Read], staging: HostBuffer, progress: Progress) -> None:
-    """Open ranges, in the order of the file; those that need staging in groups that fit it."""
+def _read(stream: StreamReader, reads: list[_Read], staging: HostBuffer, progress: Progress) -> set[str]:
+    """Open ranges, in the order of the file; those that need staging in groups that fit it.
+
+    Returns the names of tensors with numbers that are too large for the dtype of their target.
+    """
     wants: list[Want] = []
-    staged: list[tuple[Piece, torch.Tensor]] = []
+    staged: list[tuple[Piece, torch.Tensor, str]] = []
+    overflowed: set[str] = set()
 
     def flush() -> None:
         stream.read(wants, progress)
-        for piece, loaded in staged:
+        for piece, loaded, name in staged:
             assert piece.shape is not None
-            piece.copy_from(loaded.view(piece.shape))
+            if piece.copy_from(loaded.view(piece.shape)):
+                overflowed.add(name)
         wants.clear()
         staged.clear()
         staging.reset()
 
-    for start, target, piece, dtype in reads:
+    for start, target, piece, dtype, name in reads:
         if piece is not None:
             memory = staging.take(piece.elements, dtype, piece.target.device)
             if memory is None:
                 flush()
                 memory = staging.take(piece.elements, dtype, piece.target.device)
                 assert memory is not None
-            staged.append((piece, memory))
+            staged.append((piece, memory, name))
             target = memory_of(memory)
         assert target is not None
         wants.append(Want(start, target))
     flush()
+    return overflowed
 
 
 def _metadata_of(item: Item) -> TensorStorageMetadata | BytesStorageMetadata:

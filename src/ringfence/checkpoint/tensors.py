@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from ringfence.checkpoint import conversion
 from ringfence.checkpoint.index import ITEM_BYTES
 from ringfence.dataplane.buffers import bytes_of_memory
 from ringfence.errors import CheckpointError
@@ -62,11 +63,12 @@ class Piece(NamedTuple):
     def elements(self) -> int:
         return self.target.numel() if self.shape is None else math.prod(self.shape)
 
-    def copy_from(self, loaded: torch.Tensor) -> None:
-        """Copy what was loaded to the target."""
+    def copy_from(self, loaded: torch.Tensor) -> bool:
+        """Copy what was loaded to the target. Returns whether a number is too large for the target's dtype."""
         for dimension, (at, size) in enumerate(zip(self.offsets, self.target.shape, strict=True)):
             loaded = loaded.narrow(dimension, at, size)
         self.target.copy_(loaded)
+        return conversion.overflowed(loaded, self.target)
 
 
 def pieces(
