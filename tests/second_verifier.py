@@ -30,9 +30,9 @@ DIGEST, HEAD, SIGNATURE = "[0-9a-f]{64}", "([0-9a-f]{64})?", "[0-9a-f]{128}"
 COUNT, INTEGER = range(1 << 63), range(1 - (1 << 63), 1 << 63)
 CERTIFIED = {"rank": COUNT, "key": DIGEST, "tls_key": HEX, "certified": HEX}
 STATED = CERTIFIED | {"head": HEAD, "signature": SIGNATURE}
-PART = {"kind": INTEGER, "digest": TEXT, "proof": HEAD, "claims": [HEAD]}
+PART = {"kind": INTEGER, "digest": TEXT, "proof": HEAD, "claims": [DIGEST]}
 PRESENTATION = {"kind": INTEGER, "at": INTEGER, "preimage": TEXT, "digest": TEXT, "parts": [PART]}
-COMMON = {"kind": TEXT, "number": COUNT, "previous": DIGEST, "at": INTEGER}
+COMMON = {"kind": TEXT, "number": COUNT, "previous": DIGEST, "at": range(1 << 47)}
 KINDS: dict[str, dict[str, Any]] = {
     "begin": CERTIFIED
     | {"run": "[ -~]{1,128}", "generation": "[ -~]{1,64}", "same_host": TEXT, "policy_file": TEXT}

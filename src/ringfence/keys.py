@@ -102,6 +102,7 @@ VALUE_DEPTH: Final = 32  # of lists and dicts in a value
 RECORD_BYTES: Final = 1 << 20  # of a signed record; one of a self-test is 20,000
 DATA_PIECE_BYTES: Final = 64 << 20  # of a file in a data manifest: hashed by one thread, and once if a run is resumed
 DATA_NAME_BYTES: Final = 4096  # of a file in a data manifest, with its folders
+RECORD_TIMES: Final = 1 << 47  # above each time in a log, in milliseconds: the year 6429, which every calendar has
 RECORD_LINE_BYTES: Final = 1 << 18  # of a line in a run's log, with its newline
 RECORD_LINES: Final = 1 << 20  # of a log: eight months of one worker's counters
 RECORD_LOG_BYTES: Final = 1 << 30

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.record.json_object import Json
 from ringfence.record.log_file import Blobs, open_folder
 from tests.cli.command import installation_without, ringfence, ringfence_here
 from tests.unit import run_samples as samples
-from tests.unit.log_samples import Session, read
+from tests.unit.log_samples import Session, read, signed_again
 
 SHOWN = """\
 What no record can show:
@@ -160,6 +161,31 @@ def change_code(folder: Path, path: Path) -> str:
 def lose_roster(folder: Path, path: Path) -> str:
     (folder / "blobs" / read(path.read_bytes()).begin.fields["listings"]).unlink()
     return "entry 0: the file blobs/"
+
+
+def late(documents: list[Json]) -> None:
+    """An entry is of a year that no calendar has."""
+    documents[1]["at"] = 1 << 62
+
+
+def claim_of_no_file(documents: list[Json]) -> None:
+    documents[0]["presentation"]["parts"][0]["claims"] = [""]
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"), [(late, "its time"), (claim_of_no_file, "'' is not the name of a file")], ids=["time", "claims"]
+)
+def test_a_worker_that_lies_does_not_stop_the_audit(
+    logs: list[Path], tmp_path: Path, edit: Callable[[list[Json]], None], reason: str
+) -> None:
+    key = samples.sessions()[1].session.record_key(1)
+    logs[4].write_bytes(signed_again(logs[4].read_bytes(), key, edit))
+    words = ("audit", "record", "--claims", "claims.toml", "--page", "audit.html", "--json")
+    done = ringfence_here(*words, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    found = {each["name"]: each for each in json.loads(done.stdout)["logs"]}
+    assert found[logs[4].name]["state"] == "refused" and reason in found[logs[4].name]["reason"]
+    assert len([each for each in found.values() if each["state"] != "refused"]) == 5
 
 
 @pytest.mark.promise("A log of a run that was changed is refused, with the entry named, or says less than before.")

@@ -12,7 +12,7 @@ import pytest
 
 from ringfence.cli import main
 from ringfence.errors import PolicyError
-from ringfence.record import claims, log
+from ringfence.record import claims, log, sessions
 from ringfence.record.claims import NOT_SHOWN, REFUTED, SHOWN, Record, Verdict
 from ringfence.record.log_file import LogFile
 from tests.unit import run_samples as samples
@@ -125,6 +125,23 @@ def test_a_worker_whose_log_is_missing_is_not_shown_to_have_run_this_code(logs: 
     ):
         assert found[claim].state == NOT_SHOWN, claim
         assert "rank 1: its log is missing" in found[claim].reasons[0]
+
+
+def test_a_file_that_vanishes_during_an_audit_refuses_one_proof(
+    logs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be verified of one worker does not end the audit of the others."""
+    honest = sessions.sessions_of
+
+    def and_remove(states: Any) -> Any:
+        with logs[1].open("rb") as stream:
+            part = log.read(stream).begin.fields["presentation"]["parts"][0]
+        (logs[1].parent / "blobs" / part["proof"]).unlink()
+        return honest(states)
+
+    monkeypatch.setattr("ringfence.record.claims.sessions_of", and_remove)
+    found = evaluated(logs[0].parent)["what workers presented admits them"]
+    assert found.state == REFUTED and any("rank 1: proof: the file" in each for each in found.reasons)
 
 
 @pytest.mark.processes  # a large audit starts some

@@ -103,6 +103,11 @@ def test_zeros_at_the_end_are_cut(folder: Path) -> None:
         (b'{"at":1,"how":"","kind":"end","kind":"end","number":0,"previous":"00","text":""}', "not valid JSON"),
         (b'{"at":1,"how":"\\ud800","kind":"end","number":0,"previous":"00","text":""}', "not valid Unicode"),
         (b'{"at":9223372036854775808,"how":"","kind":"end","number":0,"previous":"00","text":""}', "too large"),
+        (b'{"at":-1,"how":"","kind":"end","number":0,"previous":"' + b"00" * 32 + b'","text":""}', "its time"),
+        (
+            b'{"at":140737488355328,"how":"","kind":"end","number":0,"previous":"' + b"00" * 32 + b'","text":""}',
+            "its time",
+        ),
         (b'{"at":1,"kind":"passed","number":0,"points":[[[[[1]]]]],"previous":"00"}', "nested too deeply"),
         (b'{"at":1,"kind":"passed","number":0,"points":[1.5],"previous":"00"}', "not an integer"),
         (b'{"at":1,"kind":"passed","number":0,"points":[null],"previous":"00"}', "not an integer"),
@@ -124,7 +129,9 @@ integers = st.integers(-(2**63) + 1, 2**63 - 1)
 
 
 @given(
-    integers, integers, st.dictionaries(texts, integers | texts | st.lists(integers | texts, max_size=3), max_size=4)
+    integers,
+    st.integers(0, 2**47 - 1),
+    st.dictionaries(texts, integers | texts | st.lists(integers | texts, max_size=3), max_size=4),
 )
 def test_an_entry_reads_back_as_it_was_encoded(number: int, at: int, presentation: dict[str, Any]) -> None:
     fields = {name: kind() for name, kind in log.KINDS["begin"].items()} | {"presentation": presentation}

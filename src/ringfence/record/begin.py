@@ -177,7 +177,7 @@ def files_of(begin: LogEntry) -> list[str]:
         shown = json_object.fields(said["presentation"], _PRESENTATION, "the presentation")
         for each in shown["parts"]:
             part = json_object.fields(each, _PART, "a part of the presentation")
-            found += [name for name in (part["proof"], *part["claims"]) if name != ""]
+            found += [*([part["proof"]] if part["proof"] != "" else []), *part["claims"]]
     return found
 
 

@@ -72,7 +72,10 @@ class Record:
         for session in sessions:
             begins = {rank: own.begin for rank, own in session.logs.items()}
             for rank, begin in begins.items():
-                shown[session.roster, rank] = verify_shown(begin, blobs, begins)
+                try:
+                    shown[session.roster, rank] = verify_shown(begin, blobs, begins)
+                except RecordError as error:  # of this worker only: the others' proofs are verified
+                    shown[session.roster, rank] = [Shown("proof", REFUSED, str(error), {})]
         return cls(states, sessions, shown, blobs)
 
     def logs(self) -> Iterator[tuple[Session, int, Log]]:

@@ -154,6 +154,8 @@ def parse(line: bytes) -> LogEntry:
     if not json_object.SHA_256.fullmatch(found["previous"]):
         raise RecordError("its `previous` is not a digest")
     fields = {name: found[name] for name in KINDS[kind]}
+    if found["at"] not in range(keys.RECORD_TIMES):
+        raise RecordError("its time is before 1970 or after 6429")
     _check_form(kind, fields)
     return LogEntry(kind, found["number"], found["previous"], found["at"], fields)
 

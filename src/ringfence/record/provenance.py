@@ -120,9 +120,6 @@ def _byproduct(name: str, found: Log, blobs: Blobs) -> Json:
 
 
 def _time(at: int) -> str:
-    """Return a time in the form of RFC 3339. Raises RecordError if no calendar has it."""
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at)
-    except OverflowError:
-        raise RecordError(f"a log has the time {at}, which no calendar has") from None
+    """Return a time in the form of RFC 3339. `log.parse` refuses those that no calendar has."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
