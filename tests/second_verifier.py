@@ -224,22 +224,47 @@ class Log:
         counts = chain(*chain(*self.all("peers", "peers")))
         return any(rank >= len(near) or (any(inside) and not near[rank]) for rank, _, _, *inside, _, _ in counts)
 
+    def named(self) -> set[tuple[str, int, str]]:
+        """The heads of previous logs that it names, with the run and the rank of these."""
+        found = {(said["rank"], said["head"]) for said in self.heads} | set(self.all("rejoined", "rank", "before"))
+        found.add((self.rank, self.first["before"]))
+        return {(self.first["run"], rank, head) for rank, head in found if head}
+
+    def has_end(self) -> bool:
+        return bool(self.last["kind"] == "end")
+
+    def is_covered(self, logs: list[Log]) -> bool:
+        """Whether it cannot have been cut: it has an end, or its worker was lost and another session names where it ends."""
+        last = (self.first["run"], self.rank, self.signatures[-1])
+        is_blamed = any((self.rank,) in each.all("lost", "worker") for each in logs if self.is_beside(each))
+        return self.has_end() or (
+            is_blamed and any(last in each.named() for each in logs if each.roster != self.roster)
+        )
+
+    def is_beside(self, other: Log) -> bool:
+        return other.roster == self.roster and other is not self
+
+    def has_counts(self, logs: list[Log]) -> bool:
+        """Whether the last bytes exchanged with other machines are counted, by it or, if it has no end, by the others."""
+        host = self.workers[self.rank]["host"]
+        far = {rank for rank, worker in enumerate(self.workers) if worker["host"] != host}
+        if not self.has_end():
+            return far <= {each.rank for each in logs if self.is_beside(each) and each.has_end()}
+        kinds = [entry["kind"] for entry in self.entries if entry["kind"] not in ("passed", "end")]
+        return not far or kinds[-1] == "peers"
+
 
 def has_gap(sessions: list[list[Log]]) -> bool:
-    """Whether a run has a gap of section 14, other than a log that is missing or refused."""
+    """Whether a run has a gap of section 14, other than a log or a head that is missing or refused."""
     logs = [log for session in sessions for log in session]
-    known = {(log.rank, signature) for log in logs for signature in log.signatures}
     before = [(log.rank, log.first["before"]) for log in logs if log.first["before"]]
-    named = {(said["rank"], said["head"]) for log in logs for said in log.heads}
-    named.update(*(log.all("rejoined", "rank", "before") for log in logs), before)
     for session in sessions:
         for log in session:
             blamed = chain(*(other.all("lost", "worker") for other in session if other is not log))
             has_end = log.last["kind"] == "end" or (log.rank,) in blamed
             if not has_end or (session is sessions[-1] and log.last.get("how") != "left"):
                 return True
-    is_one = len({log.first["run"] for log in logs}) == 1 and len(before) == len(set(before))
-    return not is_one or not {(rank, head) for rank, head in named if head} <= known
+    return len({log.first["run"] for log in logs}) > 1 or len(before) > len(set(before))
 
 
 def agreement(session: list[Log]) -> str:
@@ -281,20 +306,24 @@ def verify(folder: Path, claims: dict[str, set[str]]) -> tuple[dict[str, str], d
             refused[path.name] = str(error)
     sessions = [[log for log in logs if log.roster == roster] for roster in {log.roster for log in logs}]
     sessions.sort(key=lambda session: min(log.first["at"] for log in session))
+    known = {(log.first["run"], log.rank, signature) for log in logs for signature in log.signatures}
     is_whole = not refused and all(len(session) == len(session[0].workers) for session in sessions)
+    is_whole = is_whole and set().union(*(log.named() for log in logs)) <= known
+    is_covered = all(log.is_covered(logs) for log in logs)
+    is_uncut, has_counts = is_whole and is_covered, all(log.has_counts(logs) for log in logs)
     agreements = {agreement(session) for session in sessions}
     code = list(chain(*(log.all("code", "digest", "packages") for log in logs)))
     is_code = all(script in claims["scripts"] and packages in claims["packages"] for script, packages in code)
-    has_code = all(log.all("code") for log in logs if log.last["kind"] == "end")
+    has_code = all(log.all("code") for log in logs)
     roots = {root for log in logs for (root,) in log.all("data", "root")}
     found = {  # whether it is refuted, and otherwise whether it is shown
         "genuine": (bool(refused), True),
         "agree": (REFUTED in agreements, NOT_SHOWN not in agreements),
         "run": (any(log.first["run"] not in claims["run"] for log in logs), is_whole),
-        "complete": (not is_whole or has_gap(sessions), True),
-        "code": (not is_code, is_whole and has_code),
-        "data": (not roots <= claims["data"], bool(roots)),
-        "sealed": (any(log.is_unsealed() for log in logs), is_whole),
-        "checkpoints": (not descend(sessions, claims["checkpoints"], claims.get("started_from", set())), True),
+        "complete": (not is_whole or has_gap(sessions), is_covered),
+        "code": (not is_code, is_uncut and has_code),
+        "data": (not roots <= claims["data"], is_uncut and bool(roots)),
+        "sealed": (any(log.is_unsealed() for log in logs), is_uncut and has_counts),
+        "checkpoints": (not descend(sessions, claims["checkpoints"], claims.get("started_from", set())), is_uncut),
     }
     return refused, {name: REFUTED if no else SHOWN if yes else NOT_SHOWN for name, (no, yes) in found.items()}

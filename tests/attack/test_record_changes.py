@@ -9,9 +9,11 @@ from typing import TypeGuard
 
 import pytest
 
+from ringfence.record.claims import SHOWN
 from tests import second_verifier
 from tests.attack import record_verifiers
-from tests.attack.record_changes import CHANGES, LIES
+from tests.attack.record_changes import CHANGES, LIES, MARK
+from tests.unit import run_samples
 
 NIGHTLY = int(os.environ.get("RECORD_CHANGES", "50000"))
 
@@ -45,6 +47,21 @@ def test_a_log_with_nothing_left_in_it_is_refused(tmp_path: Path) -> None:
     sample = record_verifiers.Sample.write(tmp_path)
     name = next(name for name in sample.files if name.endswith(".jsonl"))
     assert record_verifiers.refused_alone(sample, {name: b""})
+
+
+def test_a_cut_log_of_a_lost_worker_that_no_later_log_took_up_shows_less(tmp_path: Path) -> None:
+    """Its replacement began with an empty folder, so that no head tells an earlier loss from a cut."""
+    first, second = run_samples.sessions()
+    logs, before = run_samples.write_session(tmp_path, first, is_first=True)
+    before[run_samples.KILLED] = ""
+    run_samples.write_session(tmp_path, second, before)
+    lines = logs[run_samples.KILLED].read_bytes().splitlines(keepends=True)
+    for end in [at for at, line in enumerate(lines, 1) if MARK in line]:
+        logs[run_samples.KILLED].write_bytes(b"".join(lines[:end]))
+        _, verdicts = record_verifiers.evaluate(tmp_path)
+        failed = {claim for claim, each in verdicts.items() if each.state != SHOWN}
+        assert failed >= {"complete", "only this code ran", "only these data were used"}, failed
+        assert failed >= {"nothing left a machine unsealed", "these checkpoints descend from the run"}, failed
 
 
 @pytest.mark.parametrize("kind", LIES)

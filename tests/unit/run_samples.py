@@ -77,17 +77,17 @@ def lines(run: Run, rank: int, blobs: Blobs, first: bool) -> Entries:
     """What a worker records after its first line."""
     code = {"script": "train.py", "digest": SCRIPT, "arguments": blobs.put(ARGUMENTS), "packages": blobs.put(PACKAGES)}
     found: Entries = [("code", code), ("data", {"root": ROOT, "files": 3, "bytes": 4096})]
-    found.append(("peers", {"peers": peers(run, rank)}))
+    counts = ("peers", {"peers": peers(run, rank)})
     if first:
         found.append(("checkpoint", {"action": "written", "anchor": MODEL}))
         if rank == KILLED:
-            return found
+            return [*found, counts]
         lost = {"worker": KILLED, "text": f"worker {KILLED} was lost"}
-        found += [("lost", lost), ("passed", {"points": points(run, rank)})]
+        found += [("lost", lost), counts, ("passed", {"points": points(run, rank)})]
         return [*found, ("end", {"how": "failed", "text": lost["text"]})]
     found.append(("checkpoint", {"action": "read", "anchor": MODEL}))
     found.append(("checkpoint", {"action": "written", "anchor": LATER}))
-    return [*found, ("passed", {"points": points(run, rank)}), ("end", {"how": "left", "text": ""})]
+    return [*found, counts, ("passed", {"points": points(run, rank)}), ("end", {"how": "left", "text": ""})]
 
 
 def write(folder: Path, runs: tuple[Run, Run] | None = None) -> list[Path]:

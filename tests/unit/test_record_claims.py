@@ -127,6 +127,155 @@ def test_a_worker_whose_log_is_missing_is_not_shown_to_have_run_this_code(logs: 
         assert "rank 1: its log is missing" in found[claim].reasons[0]
 
 
+WORK = (
+    "complete",
+    "only this code ran",
+    "only these data were used",
+    "nothing left a machine unsealed",
+    "these checkpoints descend from the run",
+)
+NOT_TAKEN_UP = "rank 2: this worker was lost, and no later log took up its log"
+Lines = Callable[..., samples.Entries]
+
+
+class TestCutLog:
+    """A log that may have been cut does not show what its worker did."""
+
+    @pytest.fixture
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Lines], None]:
+        """Change what workers record: the function gets the session, the rank and the entries."""
+        honest = samples.lines
+
+        def apply(change: Lines) -> None:
+            def lines(run: Run, rank: int, blobs: Any, first: bool) -> samples.Entries:
+                return change(first, rank, honest(run, rank, blobs, first))
+
+            monkeypatch.setattr(samples, "lines", lines)
+
+        return apply
+
+    @staticmethod
+    def write(folder: Path, is_taken_up: bool) -> list[Path]:
+        """Write a run in which the folder of the lost worker's replacement has its log, or is empty."""
+        first, second = samples.sessions()
+        logs, heads = samples.write_session(folder, first, is_first=True)
+        if not is_taken_up:
+            heads[samples.KILLED] = ""
+        return logs + samples.write_session(folder, second, heads)[0]
+
+    @pytest.mark.promise("A log of a run that was changed is refused, with the entry named, or says less than before.")
+    @pytest.mark.parametrize("is_taken_up", [False, True])
+    def test_no_cut_makes_a_refuted_claim_shown(
+        self, tmp_path: Path, patch: Callable[[Lines], None], is_taken_up: bool
+    ) -> None:
+        def lie(first: bool, rank: int, entries: samples.Entries) -> samples.Entries:
+            if not first or rank != samples.KILLED:
+                return entries
+            changed: dict[str, dict[str, Any]] = {
+                "code": {"digest": "ee" * 32},
+                "data": {"root": "ee" * 32},
+                "peers": {"peers": [[0, 0, 0, 5, 5, 0, 0]]},
+            }
+            found = [(kind, {**fields, **changed.get(kind, {})}) for kind, fields in entries]
+            return [*found, ("checkpoint", {"action": "read", "anchor": "ee" * 32})]
+
+        patch(lie)
+        logs = self.write(tmp_path, is_taken_up)
+        found = evaluated(tmp_path)
+        assert {found[claim].state for claim in WORK[1:]} == {REFUTED}
+        content = logs[2].read_bytes()
+        signatures = content.count(b'"kind":"signature"')
+        for kept in range(1, signatures):
+            cut(2, kept)(logs)
+            found = evaluated(tmp_path)
+            assert found["complete"].state == (REFUTED if is_taken_up else NOT_SHOWN)
+            assert SHOWN not in {found[claim].state for claim in WORK}, kept
+            undecided = [found[claim] for claim in WORK if found[claim].state == NOT_SHOWN]
+            assert all(NOT_TAKEN_UP in each.reasons[0] for each in undecided), undecided
+            logs[2].write_bytes(content)
+        logs[2].unlink()
+        found = evaluated(tmp_path)
+        assert {found[claim].state for claim in WORK[1:3]} == {NOT_SHOWN}
+
+    def test_a_lost_worker_whose_log_no_later_one_names_leaves_its_work_undecided(self, tmp_path: Path) -> None:
+        self.write(tmp_path, is_taken_up=False)
+        found = evaluated(tmp_path)
+        assert {claim for claim, each in found.items() if each.state != SHOWN} == set(WORK)
+        for claim in WORK:
+            assert found[claim].state == NOT_SHOWN and len(found[claim].reasons) == 1
+            assert NOT_TAKEN_UP in found[claim].reasons[0]
+
+    def test_a_log_of_the_same_session_does_not_take_up_another(
+        self, tmp_path: Path, patch: Callable[[Lines], None]
+    ) -> None:
+        def name(first: bool, rank: int, entries: samples.Entries) -> samples.Entries:
+            named = ("rejoined", {"generation": "3", "rank": samples.KILLED, "before": head})
+            return [named, *entries] if first and rank == 0 else entries
+
+        head = log.read(self.write(tmp_path / "first", is_taken_up=False)[2].open("rb")).head.hex()
+        patch(name)
+        self.write(tmp_path / "second", is_taken_up=False)
+        assert evaluated(tmp_path / "second")["complete"].state != SHOWN
+
+    @pytest.mark.parametrize("change", [cut(1, 4), cut(4, 5), remove(1), remove(0, 1, 2)])
+    def test_a_log_without_an_end_shows_no_claim_of_work(self, logs: list[Path], change: Change) -> None:
+        change(logs)
+        found = evaluated(logs[0].parent)
+        assert {found[claim].state for claim in WORK} <= {NOT_SHOWN, REFUTED}, found
+        assert found["only this code ran"].state == NOT_SHOWN
+
+    @pytest.mark.parametrize("rank", [1, samples.KILLED])
+    def test_a_log_without_its_code_does_not_show_which_code_ran(
+        self, tmp_path: Path, patch: Callable[[Lines], None], rank: int
+    ) -> None:
+        patch(
+            lambda first, each, entries: [entry for entry in entries if each != rank or not first or entry[0] != "code"]
+        )
+        self.write(tmp_path, is_taken_up=True)
+        found = evaluated(tmp_path)
+        assert {claim for claim, each in found.items() if each.state != SHOWN} == {"only this code ran"}
+        assert found["only this code ran"].reasons[0].endswith(f"rank {rank}: its log has no entry of its code")
+
+    @pytest.mark.parametrize(
+        ("moved", "reason"),
+        [(1, "rank 1: its log has no counts of bytes at its end"), (samples.KILLED, "")],
+        ids=["a worker that stayed", "the lost one"],
+    )
+    def test_counts_are_those_of_the_end(
+        self, tmp_path: Path, patch: Callable[[Lines], None], moved: int, reason: str
+    ) -> None:
+        """Those of a lost worker's last minute are missing, and its peers on other machines have them."""
+
+        def early(first: bool, rank: int, entries: samples.Entries) -> samples.Entries:
+            counts = [entry for entry in entries if entry[0] == "peers"]
+            others = [entry for entry in entries if entry[0] != "peers"]
+            return [*counts, *others] if first and rank == moved else entries
+
+        patch(early)
+        self.write(tmp_path, is_taken_up=True)
+        found = evaluated(tmp_path)
+        assert {each.state for claim, each in found.items() if claim != WORK[3]} == {SHOWN}
+        assert found[WORK[3]].state == (NOT_SHOWN if reason else SHOWN)
+        assert reason in found[WORK[3]].reasons[0]
+
+    def test_two_lost_workers_on_two_machines_have_no_counts_of_each_other(
+        self, tmp_path: Path, patch: Callable[[Lines], None]
+    ) -> None:
+        def lose(first: bool, rank: int, entries: samples.Entries) -> samples.Entries:
+            if first and rank == 0:
+                entries = [entry for entry in entries if entry[0] != "end"]
+            return (
+                [*entries[:-1], ("lost", {"worker": 0, "text": ""}), *entries[-1:]] if first and rank == 1 else entries
+            )
+
+        patch(lose)
+        self.write(tmp_path, is_taken_up=True)
+        found = evaluated(tmp_path)
+        assert {each.state for claim, each in found.items() if claim != WORK[3]} == {SHOWN}, found
+        assert found[WORK[3]].state == NOT_SHOWN
+        assert "rank 0: neither it nor rank 2, on another machine, counted until the end" in found[WORK[3]].reasons[0]
+
+
 def test_a_file_that_vanishes_during_an_audit_refuses_one_proof(
     logs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,10 +324,9 @@ def test_a_claim_that_does_not_hold(logs: list[Path], changed: str, claim: str, 
 
 
 def test_a_checkpoint_that_the_run_did_not_write_is_named_unless_it_is_claimed_as_the_beginning(tmp_path: Path) -> None:
-    first, second = samples.sessions()
-    logs = samples.write(tmp_path / "record", (first, second))
-    for path in logs[:3]:
-        path.unlink()
+    """A run of its own, which began with a checkpoint of another run."""
+    _, second = samples.sessions()
+    samples.write_session(tmp_path / "record", second)
     claim = f'checkpoints = "{samples.LATER}"\n'
     found = evaluated(tmp_path / "record", claim)["these checkpoints descend from the run"]
     assert found.state == REFUTED and f"it read {samples.MODEL}" in found.reasons[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,7 +18,7 @@ from ringfence.record.evidence import VERIFIED, Shown, verify_shown
 from ringfence.record.folder import REFUSED, LogState
 from ringfence.record.log import Log
 from ringfence.record.log_file import Blobs
-from ringfence.record.sessions import Session, disagreements, gaps, of_kind, sessions_of
+from ringfence.record.sessions import Heads, Session, disagreements, gaps, of_kind, open_end, sessions_of
 
 SHOWN, NOT_SHOWN, REFUTED = "shown", "not shown", "refuted"
 _REASONS: Final = 20  # of one verdict that are given
@@ -77,6 +78,11 @@ class Record:
                 except RecordError as error:  # of this worker only: the others' proofs are verified
                     shown[session.roster, rank] = [Shown("proof", REFUSED, str(error), {})]
         return cls(states, sessions, shown, blobs)
+
+    @cached_property
+    def heads(self) -> Heads:
+        """The heads of previous logs that logs name."""
+        return Heads(self.sessions, self.blobs)
 
     def logs(self) -> Iterator[tuple[Session, int, Log]]:
         """Return every genuine log, with its session and rank."""
@@ -185,10 +191,18 @@ def _run(record: Record, claims: Claims) -> tuple[str, list[str]]:
 
 
 def _complete(record: Record) -> tuple[str, list[str]]:
+    problems = gaps(record.states, record.sessions, record.heads)
+    opened = [
+        f"{session.place(rank)}: {why}"
+        for session, rank, _ in record.logs()
+        if (why := open_end(session, rank, record.heads))
+    ]
+    if opened and not problems:
+        return NOT_SHOWN, opened
     return _refuted(
-        gaps(record.states, record.sessions, record.blobs),
-        "every worker of every session left a log with its end, or its loss is in another's; every log that a later one names "
-        "is there; the last session ended well",
+        problems,
+        "every worker of every session left a log with its end, or its loss is in another's and a later log names the last "
+        "signature; every log that a later one names is there; the last session ended well",
     )
 
 
@@ -196,20 +210,31 @@ class _Undecided(str):
     """Why the record of one worker does not show a claim, and does not refute it either."""
 
 
-def _everyone(record: Record, objection: Callable[[Session, int, Log], str]) -> tuple[str, list[str]]:
-    """Return whether something holds of every worker of every session. `objection` returns what speaks against it."""
+def _everyone(
+    record: Record, objection: Callable[[Session, int, Log], str], of_work: bool = False
+) -> tuple[str, list[str]]:
+    """Return whether something holds of every worker of every session. `objection` returns what speaks against it.
+
+    `of_work`: it is about what workers did after the first line, which a log that may have been cut does not show.
+    """
     problems: list[str] = []
     undecided: list[str] = []
     for session in record.sessions:
         for rank in range(len(session.listings)):
             own = session.logs.get(rank)
             found = _Undecided("its log is missing") if own is None else objection(session, rank, own)
+            if of_work and own is not None and (not found or isinstance(found, _Undecided)):
+                found = _Undecided(open_end(session, rank, record.heads) or found)
             if found:
                 (undecided if isinstance(found, _Undecided) else problems).append(f"{session.place(rank)}: {found}")
     undecided += [f"{each.name} is refused" for each in record.states if each.state == REFUSED]
+    for session, rank, _ in record.logs():
+        undecided += record.heads.missing(session, rank)
     if undecided and not problems:
-        return NOT_SHOWN, undecided
-    return _refuted(problems, f"{sum(len(each.logs) for each in record.sessions)} workers' logs say so")
+        return NOT_SHOWN, list(dict.fromkeys(undecided))
+    lost = sum(not own.is_complete for _, _, own in record.logs()) if of_work else 0
+    until = f"; {lost} of them until shortly before the loss of their worker" if lost else ""
+    return _refuted(problems, f"{sum(len(each.logs) for each in record.sessions)} workers' logs say so{until}")
 
 
 def _members(record: Record, claims: Claims) -> tuple[str, list[str]]:
@@ -240,7 +265,7 @@ def _attested(record: Record, claims: Claims) -> tuple[str, list[str]]:
 def _code(record: Record, claims: Claims) -> tuple[str, list[str]]:
     def objection(session: Session, rank: int, own: Log) -> str:
         said = [entry.fields for entry in of_kind(own, "code")]
-        if not said and own.is_complete:
+        if not said:
             return _Undecided("its log has no entry of its code")
         for each in said:
             if claims.scripts and each["digest"] not in claims.scripts:
@@ -249,21 +274,21 @@ def _code(record: Record, claims: Claims) -> tuple[str, list[str]]:
                 return f"its packages have the digest {each['packages']}"
         return ""
 
-    return _everyone(record, objection)
+    return _everyone(record, objection, of_work=True)
 
 
 def _data(record: Record, claims: Claims) -> tuple[str, list[str]]:
-    used = [
-        (session.place(rank), entry.fields["root"])
-        for session, rank, own in record.logs()
-        for entry in of_kind(own, "data")
-    ]
-    others = [f"{place}: it used data with the root {root}" for place, root in used if root not in claims.data]
+    def objection(session: Session, rank: int, own: Log) -> str:
+        roots = [entry.fields["root"] for entry in of_kind(own, "data")]
+        return ", ".join(f"it used data with the root {root}" for root in roots if root not in claims.data)
+
+    state, reasons = _everyone(record, objection, of_work=True)
+    if state != SHOWN:
+        return state, reasons
+    used = sum(1 for _, _, own in record.logs() for _ in of_kind(own, "data"))
     if not used:
         return NOT_SHOWN, ["no log names any data: `ringfence.record_data` records them"]
-    return _refuted(
-        others, f"{len(used)} logs name these data, and no others; that nothing else was read, no log shows"
-    )
+    return SHOWN, [f"{used} logs name these data, and no others; that nothing else was read, no log shows"]
 
 
 def _sealed(record: Record) -> tuple[str, list[str]]:
@@ -272,13 +297,20 @@ def _sealed(record: Record) -> tuple[str, list[str]]:
         for worker, counts in sorted(own.peers.items()):
             if worker not in range(len(session.listings)):
                 return f"its log has counts of a worker {worker}, which is not in the roster"
-            elsewhere = session.listings[worker].entry.host != host
-            if elsewhere and (counts[_SENT] or counts[_RECEIVED]):
+            if session.listings[worker].entry.host != host and (counts[_SENT] or counts[_RECEIVED]):
                 count = counts[_SENT] + counts[_RECEIVED]
                 return f"it exchanged {count:,} bytes unsealed with rank {worker}, which is on another machine"
+        elsewhere = [worker for worker, each in enumerate(session.listings) if each.entry.host != host]
+        if elsewhere and own.is_complete and not own.has_final_counts:
+            return _Undecided("its log has no counts of bytes at its end")
+        if not own.is_complete:  # it lacks its last counts: those of the other ends are as good
+            for worker in elsewhere:
+                other = session.logs.get(worker)
+                if other is None or not other.is_complete:
+                    return _Undecided(f"neither it nor rank {worker}, on another machine, counted until the end")
         return ""
 
-    return _everyone(record, objection)
+    return _everyone(record, objection, of_work=True)
 
 
 def _checkpoints(record: Record, claims: Claims) -> tuple[str, list[str]]:
@@ -297,4 +329,7 @@ def _checkpoints(record: Record, claims: Claims) -> tuple[str, list[str]]:
         written |= here
     missing = set(claims.checkpoints) - (written - set(claims.started_from))
     problems += [f"no log says that {anchor} was written" for anchor in sorted(missing)]
+    state, reasons = _everyone(record, lambda session, rank, own: "", of_work=True)
+    if state != SHOWN and not problems:
+        return state, reasons
     return _refuted(problems, "this run wrote them; all that it read it had written before, or started from")

@@ -23,7 +23,7 @@ from ringfence.record import json_object
 from ringfence.record.json_object import Form, Json
 
 FIRST: Final = keys.digest(keys.RECORD_LINE, b"")  # `previous` of the first line
-BEGIN, PEERS, SIGNATURE, END = "begin", "peers", "signature", "end"
+BEGIN, PEERS, PASSED, SIGNATURE, END = "begin", "peers", "passed", "signature", "end"
 KINDS: Final[dict[str, Form]] = {
     BEGIN: {
         "format": int,
@@ -48,7 +48,7 @@ KINDS: Final[dict[str, Form]] = {
     "heads": {"list": str, "missing": int},
     "code": {"script": str, "digest": str, "arguments": str, "packages": str},
     PEERS: {"peers": list},
-    "passed": {"points": list},
+    PASSED: {"points": list},
     "checkpoint": {"action": str, "anchor": str},
     "data": {"root": str, "files": int, "bytes": int},
     "lost": {"worker": int, "text": str},
@@ -97,6 +97,7 @@ class Log:
 
     entries: tuple[LogEntry, ...]  #     without the signatures and the counts of peers
     peers: dict[int, list[int]]  #       the highest counts of each peer
+    has_final_counts: bool  #            after the last of them only what passed and the end follow
     heads: tuple[bytes, ...]  #          the digest of each signature
     tail: int  #                         bytes after the last one, which were cut
     size: int  #                         bytes up to there, which are signed
@@ -153,16 +154,16 @@ def parse(line: bytes) -> LogEntry:
         _check_texts(found)
     if not json_object.SHA_256.fullmatch(found["previous"]):
         raise RecordError("its `previous` is not a digest")
-    fields = {name: found[name] for name in KINDS[kind]}
     if found["at"] not in range(keys.RECORD_TIMES):
         raise RecordError("its time is before 1970 or after 6429")
+    fields = {name: found[name] for name in KINDS[kind]}
     _check_form(kind, fields)
     return LogEntry(kind, found["number"], found["previous"], found["at"], fields)
 
 
 def _check_form(kind: str, fields: Json) -> None:
     """Raise RecordError unless the values of an entry are what its kind says."""
-    if kind == "passed" and not all(map(_is_point, fields["points"])):
+    if kind == PASSED and not all(map(_is_point, fields["points"])):
         raise RecordError("a point does not have the form of one")
     for name, form in _TEXTS.get(kind, {}).items():
         if not form.fullmatch(fields[name]):
@@ -275,6 +276,7 @@ def read(stream: BinaryIO) -> Log:
     entries: list[LogEntry] = []
     unsigned: list[LogEntry] = []
     peers: dict[int, list[int]] = {}
+    has_final_counts = False
     heads: list[bytes] = []
     size = kept = 0
     state, digest = hashlib.sha256(), ""
@@ -293,6 +295,7 @@ def read(stream: BinaryIO) -> Log:
                 raise RecordError(f"entry {chain.number}: {wrong}")
         elif found.kind == SIGNATURE:
             for entry in unsigned:
+                has_final_counts = entry.kind == PEERS or (has_final_counts and entry.kind in (PASSED, END))
                 if entry.kind == PEERS:
                     for rank, *counts in entry.fields["peers"]:
                         before = peers.get(rank, counts)
@@ -307,7 +310,7 @@ def read(stream: BinaryIO) -> Log:
             unsigned.append(found)
     if not heads:
         raise RecordError("nothing in it is signed, so it says nothing")
-    return Log(tuple(entries), peers, tuple(heads), size - kept, kept, digest)
+    return Log(tuple(entries), peers, has_final_counts, tuple(heads), size - kept, kept, digest)
 
 
 def last_signature(tail: bytes) -> bytes | None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 from ringfence.admission.entry import Listing
 from ringfence.record import agreement, heads
 from ringfence.record.folder import REFUSED, LogState
 from ringfence.record.log import Log, LogEntry
 from ringfence.record.log_file import Blobs
+
+_NO_END: Final = "its log has no end, and no other worker recorded its loss"
+_NOT_NAMED: Final = (
+    "this worker was lost, and no later log took up its log: whether that was cut at its last signature, nothing shows"
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Session:
     def began(self) -> int:
         return min(each.begin.at for each in self.logs.values())
 
-    @property
+    @cached_property
     def lost(self) -> set[int]:
         """The workers whose loss another worker recorded."""
         return {
@@ -68,27 +74,26 @@ def sessions_of(states: Sequence[LogState]) -> list[Session]:
     return sorted(found.values(), key=lambda session: session.began)
 
 
-def gaps(states: Sequence[LogState], sessions: Sequence[Session], blobs: Blobs) -> list[str]:
+def gaps(states: Sequence[LogState], sessions: Sequence[Session], known: Heads) -> list[str]:
     """Return what keeps a record from being complete: an empty list if it is.
 
-    A worker that was killed leaves a log without an end. That is no gap if another worker recorded the loss. That the last
-    session of all was left out, no log shows: a checkpoint that it wrote does.
+    A worker that was killed leaves a log without an end. That is no gap if another worker recorded the loss; whether it was
+    cut, `open_end` says. That the last session of all was left out, no log shows: a checkpoint that it wrote does.
     """
     found = [f"{each.name} is refused: {each.reason}" for each in states if each.state == REFUSED]
     runs = {session.run_id for session in sessions}
     if len(runs) > 1:
         found.append(f"the logs are of {len(runs)} runs: {', '.join(sorted(runs))}")
-    known = _Heads(sessions)
     for session in sessions:
-        lost = session.lost
         for rank in range(len(session.listings)):
             own = session.logs.get(rank)
             if own is None:
                 found.append(f"{session.place(rank)}: its log is missing")
                 continue
-            if not own.is_complete and rank not in lost:
-                found.append(f"{session.place(rank)}: its log has no end, and no other worker recorded its loss")
-            found += known.missing(session, rank, blobs)
+            if not own.is_complete and rank not in session.lost:
+                found.append(f"{session.place(rank)}: {_NO_END}")
+            found += known.missing(session, rank)
+            found += known.forks(session, rank)
     if sessions and (unfinished := [rank for rank, own in sessions[-1].logs.items() if _how(own) != "left"]):
         found.append(
             f"{sessions[-1].place(unfinished[0])}: the last session did not end well, so another may have followed"
@@ -100,33 +105,63 @@ def _how(own: Log) -> str:
     return str(own.entries[-1].fields["how"]) if own.is_complete else ""
 
 
-class _Heads:
-    """The signatures of all logs, to look for the heads that later logs name."""
+class Heads:
+    """The signatures of all logs, and the heads of previous logs that they name."""
 
-    def __init__(self, sessions: Sequence[Session]) -> None:
+    def __init__(self, sessions: Sequence[Session], blobs: Blobs) -> None:
         self._known: set[tuple[str, int, str]] = set()
+        self._by: dict[tuple[str, int, str], set[str]] = {}  # the rosters of the sessions that name a head
+        self._named: dict[tuple[str, int], list[tuple[int, str]]] = {}  # by the roster and rank of the log that does
         self._followed: dict[tuple[int, str], Session] = {}
+        self._lists: dict[tuple[str, str], list[tuple[int, str]]] = {}  # all workers of a session name the same file
         for session in sessions:
             for rank, own in session.logs.items():
                 self._known.update((session.run_id, rank, head.hex()) for head in own.heads)
+                named = [each for each in self._named_by(session, rank, blobs) if each[1]]
+                self._named[session.roster, rank] = named
+                for each, head in named:
+                    self._by.setdefault((session.run_id, each, head), set()).add(session.roster)
 
-    def missing(self, session: Session, rank: int, blobs: Blobs) -> Iterator[str]:
-        """Return the heads that one log names and no log has, and those that two logs follow."""
+    def _named_by(self, session: Session, rank: int, blobs: Blobs) -> Iterator[tuple[int, str]]:
+        """Return the heads that one log names, with the ranks of their logs."""
         own = session.logs[rank]
-        before: str = own.begin.fields["before"]
-        named = [(rank, before)]
-        named += [(entry.fields["rank"], entry.fields["before"]) for entry in of_kind(own, "rejoined")]
-        for entry in of_kind(own, "heads"):
-            if entry.fields["list"]:
-                content, roster = blobs.get(entry.fields["list"]), bytes.fromhex(session.roster)
-                stated = heads.decode(content, roster, session.listings)
-                named += [(each, stated[each]["head"]) for each in stated]
-        for each, head in named:
-            if head and (session.run_id, each, head) not in self._known:
+        yield rank, own.begin.fields["before"]
+        yield from ((entry.fields["rank"], entry.fields["before"]) for entry in of_kind(own, "rejoined"))
+        for name in (entry.fields["list"] for entry in of_kind(own, "heads")):
+            if name and (session.roster, name) not in self._lists:
+                stated = heads.decode(blobs.get(name), bytes.fromhex(session.roster), session.listings)
+                self._lists[session.roster, name] = [(each, stated[each]["head"]) for each in stated]
+            yield from self._lists.get((session.roster, name), ())
+
+    def missing(self, session: Session, rank: int) -> Iterator[str]:
+        """Return the heads that one log names and no log has."""
+        for each, head in self._named[session.roster, rank]:
+            if (session.run_id, each, head) not in self._known:
                 missing = f"a log of rank {each} that is missing or was cut: its head is {head[:16]}"
                 yield f"session {session.name} began after {missing}"
+
+    def forks(self, session: Session, rank: int) -> Iterator[str]:
+        """Return that an earlier session follows the same log as one log does. Call it for each log once."""
+        before: str = session.logs[rank].begin.fields["before"]
         if before and (first := self._followed.setdefault((rank, before), session)) is not session:
             yield f"{session.place(rank)}: session {first.name} follows the same log: the run was forked"
+
+    def is_named(self, session: Session, rank: int) -> bool:
+        """Whether a log of another session names the last signature of this one: then it was not cut since."""
+        by = self._by.get((session.run_id, rank, session.logs[rank].head.hex()), set())
+        return bool(by - {session.roster})
+
+
+def open_end(session: Session, rank: int, known: Heads) -> str:
+    """Return why a log may have been cut, or an empty text if what it has is all that its worker signed.
+
+    The log of a worker that was killed ends anywhere: only a log that names its last signature tells a kill from a cut.
+    """
+    if session.logs[rank].is_complete:
+        return ""
+    if rank not in session.lost:
+        return _NO_END
+    return "" if known.is_named(session, rank) else _NOT_NAMED
 
 
 def disagreements(sessions: Sequence[Session]) -> tuple[list[str], list[tuple[int, int, int]]]:

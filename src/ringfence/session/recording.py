@@ -196,7 +196,7 @@ class Recorder:
         failure = self._failure()
         if failure is not None and not lost:
             file.append("lost", failure)
-        self._append_traffic(file, peers)
+        self._append_traffic(file)
         how = "left" if failure is None else "failed"
         file.append(log.END, {"how": how, "text": "" if failure is None else failure["text"]})
         self._sign(file)
@@ -214,10 +214,10 @@ class Recorder:
         blamed, error = self._engine.blamed, self._engine.failure
         return None if blamed is None else {"worker": blamed, "text": escape(str(error), _TEXT)}
 
-    def _append_traffic(self, file: LogFile, before: list[list[int]]) -> list[list[int]]:
-        """Record the counters, if they have changed, and what passed; return the counters."""
+    def _append_traffic(self, file: LogFile, before: list[list[int]] | None = None) -> list[list[int]]:
+        """Record the counters, if they have changed or this is the end, and what passed; return the counters."""
         found = _peers(self._engine)
-        for at in range(0, len(found) if found != before else 0, _LISTED):
+        for at in range(0, max(1, len(found)) if found != before else 0, _LISTED):
             file.append("peers", {"peers": found[at : at + _LISTED]})
         passed = self._chains.take()
         for at in range(0, len(passed), _LISTED):
