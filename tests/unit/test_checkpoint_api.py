@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 import ringfence
 from ringfence import checkpoint
 from ringfence.checkpoint import tensors
+from ringfence.checkpoint.folder import LocalStorage
 from ringfence.checkpoint.index import ITEM_BYTES
+from ringfence.checkpoint.storage import INDEX_NAME, Output
 from ringfence.errors import CheckpointError
 from tests.limits import HANG
 from tests.unit.checkpoint_samples import empty_state, is_same, key_file, small_state
@@ -146,6 +148,20 @@ def test_a_save_removes_only_what_a_killed_save_left(tmp_path: Path, key: str) -
     checkpoint.save(small_state(), tmp_path / "saved", key=key)
     assert not (tmp_path / left).exists()
     assert all((tmp_path / name / "data").read_text() == "mine" for name in others)
+
+
+def test_a_running_save_keeps_its_folder_when_another_one_begins(tmp_path: Path, key: str) -> None:
+    class Overlapped(LocalStorage):
+        def create(self, place: str, name: str, size: int) -> Output:
+            if name == INDEX_NAME:
+                other = LocalStorage()
+                other.discard(other.begin(path), [])
+            return super().create(place, name, size)
+
+    path = str(tmp_path / "saved")
+    anchor = checkpoint.save(small_state(), path, key=key, storage=Overlapped())
+    assert checkpoint.verify(path, key=key).anchor == anchor
+    assert sorted(os.listdir(tmp_path)) == ["key", "saved"]
 
 
 def test_a_partial_load_leaves_the_rest(tmp_path: Path, key: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from ringfence import checkpoint
 from ringfence.checkpoint.folder import LocalStorage, storage_for
 from ringfence.checkpoint.fsspec_storage import FsspecStorage
+from ringfence.checkpoint.storage import INDEX_NAME, Output
 from ringfence.errors import CheckpointError, ConfigurationError
 from tests.object_stores import ObjectStore, for_each_store, opened
 from tests.unit.checkpoint_samples import empty_state, is_same, key_file, small_state
@@ -61,7 +62,7 @@ def test_other_files_are_kept(store: ObjectStore, key: str) -> None:
     assert store.system.cat_file(f"{path}/notes.txt") == b"precious"
 
 
-def test_a_save_removes_what_a_killed_one_left(store: ObjectStore, key: str) -> None:
+def test_what_a_killed_save_left_is_in_the_way_of_nothing(store: ObjectStore, key: str) -> None:
     path = f"{store.url}/one"
     output = store.storage.create(store.storage.begin(path), "0" * 32 + ".shard", 5)
     output.write_at(memoryview(b"hello"), 0)
@@ -69,8 +70,37 @@ def test_a_save_removes_what_a_killed_one_left(store: ObjectStore, key: str) -> 
     with pytest.raises(CheckpointError, match="has no index"):
         checkpoint.verify(path, key=key, storage=store.storage)
     checkpoint.save(small_state(), path, key=key, storage=store.storage)
-    assert len(store.names(path)) == 2
+    assert len(store.names(path)) == 3  # nothing tells it from a shard of a running save
     checkpoint.verify(path, key=key, storage=store.storage)
+
+
+def test_a_running_save_keeps_its_shards_when_another_one_begins_or_fails(store: ObjectStore, key: str) -> None:
+    path = f"{store.url}/one"
+
+    class Overlapped(FsspecStorage):
+        def create(self, place: str, name: str, size: int) -> Output:
+            if name == INDEX_NAME:
+                other = store.storage
+                other.discard(other.begin(path), ["0" * 32 + ".shard"])
+            return super().create(place, name, size)
+
+    anchor = checkpoint.save(small_state(), path, key=key, storage=Overlapped(**store.options))
+    assert checkpoint.verify(path, key=key, storage=store.storage).anchor == anchor
+
+
+def test_a_failing_save_removes_its_own_files_only(store: ObjectStore, key: str) -> None:
+    path = f"{store.url}/one"
+
+    class Failing(FsspecStorage):
+        def create(self, place: str, name: str, size: int) -> Output:
+            if name == INDEX_NAME:
+                store.system.pipe_file(f"{path}/notes.txt", b"precious")
+                raise OSError("no space left")
+            return super().create(place, name, size)
+
+    with pytest.raises(CheckpointError, match="no space left"):
+        checkpoint.save(small_state(), path, key=key, storage=Failing(**store.options))
+    assert [name.rpartition("/")[2] for name in store.names(path)] == ["notes.txt"]
 
 
 def test_a_failed_save_leaves_nothing(store: ObjectStore, key: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from ringfence.checkpoint.storage import INDEX_NAME, Input, Output, Storage
@@ -68,9 +69,13 @@ class LocalInput(Input):
 class LocalStorage(Storage):
     """Folders of this machine, which all ranks must see: a local disk on one node, a shared file system on several.
 
-    A save goes to `PATH.partial-RANDOM`, and the folder is renamed when its files are on disk. The next save to the same path
-    removes what one that was killed left.
+    A save goes to `PATH.partial-RANDOM`, and the folder is renamed when its files are on disk. Rank 0 holds a lock (flock) on
+    it meanwhile. The next save to the same path removes what killed ones left: folders that nobody has locked. Where the file
+    system has no locks, they stay.
     """
+
+    def __init__(self) -> None:
+        self._locks: dict[str, int] = {}  # descriptors, by place
 
     def begin(self, path: str) -> str:
         path = os.path.abspath(path)
@@ -82,10 +87,24 @@ class LocalStorage(Storage):
                 sync_folder(os.path.dirname(parent))
             for entry in os.listdir(parent):
                 if entry.startswith(name + _PARTIAL) and _RANDOM.fullmatch(entry, len(name + _PARTIAL)):
-                    shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)
-            place = f"{path}{_PARTIAL}{secrets.token_hex(_RANDOM_BYTES)}"
+                    _remove_abandoned(os.path.join(parent, entry), _new_place(path))
+            return self._locked_place(path)
+
+    def _locked_place(self, path: str) -> str:
+        """Create the folder of a save and lock it. Another save can take it for abandoned before it is locked."""
+        while True:
+            place = _new_place(path)
             os.mkdir(place)
-        return place
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                self._locks[place] = descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if not _is_lockable(descriptor) or os.path.isdir(place):
+                    return place
+            self._unlock(place)
+
+    def _unlock(self, place: str) -> None:
+        descriptor = self._locks.pop(place, -1)
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def create(self, place: str, name: str, size: int) -> Output:
         try:
@@ -102,9 +121,11 @@ class LocalStorage(Storage):
             sync_folder(place)
             os.rename(place, path)  # fails on a folder that is not empty
             sync_folder(os.path.dirname(path))
+        self._unlock(place)
 
-    def discard(self, place: str) -> None:
+    def discard(self, place: str, names: Collection[str]) -> None:
         shutil.rmtree(place, ignore_errors=True)
+        self._unlock(place)
 
     def contains_index(self, path: str) -> bool:
         return os.path.isfile(os.path.join(path, INDEX_NAME))
@@ -126,6 +147,40 @@ class LocalStorage(Storage):
             with temporary_file(target, content, mode) as temporary:
                 os.replace(temporary, target)
             sync_folder(path)
+
+
+def _new_place(path: str) -> str:
+    return f"{path}{_PARTIAL}{secrets.token_hex(_RANDOM_BYTES)}"
+
+
+def _is_lockable(descriptor: int) -> bool:
+    """Lock a folder until all copies of the descriptor are closed. Returns whether its file system can.
+
+    Raises BlockingIOError if another process has locked it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _remove_abandoned(place: str, name: str) -> None:
+    """Remove the folder of a save that was killed: one that is not locked.
+
+    It is renamed to `name` before. So a save that runs after all, on a machine that does not see the lock, cannot publish it
+    with some of its files removed: it fails.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if _is_lockable(descriptor):
+                os.rename(place, name)
+                shutil.rmtree(name, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def _refuse_existing(path: str) -> None:

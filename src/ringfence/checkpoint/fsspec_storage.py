@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import fsspec
@@ -35,7 +35,8 @@ class FsspecStorage(Storage):
     def begin(self, path: str) -> str:
         """Return the path itself: nothing of it counts as a checkpoint before it has an index.
 
-        Shards that a killed save left there are removed. Raises CheckpointError if there is anything else.
+        Shards without an index are left alone: nothing tells those of a killed save from those of one that is running.
+        Raises CheckpointError if there is anything else.
         """
         with _reported(f"cannot save to {path}"):
             system, root = self._at(path)
@@ -45,8 +46,6 @@ class FsspecStorage(Storage):
                 raise CheckpointError(
                     f"{path} exists and is {what}, which is never overwritten: save to a new path, or remove it"
                 )
-            for name in found:
-                system.rm_file(posixpath.join(root, name))
             system.makedirs(root, exist_ok=True)  # does nothing in object stores
         return path
 
@@ -62,13 +61,14 @@ class FsspecStorage(Storage):
     def publish(self, place: str, path: str) -> None:
         """Do nothing: the index is there, and so is the checkpoint."""
 
-    def discard(self, place: str) -> None:
-        """Remove the shards, unless another save has published a checkpoint at the same path."""
+    def discard(self, place: str, names: Collection[str]) -> None:
+        """Remove the shards, unless there is an index: a request that seemed to fail may have written it."""
         with contextlib.suppress(Exception):
             system, root = self._at(place)
             found = self._list(place)
             for name in found if INDEX_NAME not in found else ():
-                system.rm_file(posixpath.join(root, name))
+                if name in names:
+                    system.rm_file(posixpath.join(root, name))
 
     def contains_index(self, path: str) -> bool:
         with _reported(f"cannot read {path}"):

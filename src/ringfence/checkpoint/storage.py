@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Collection
 from typing import Final
 
 INDEX_NAME: Final = "index"
@@ -49,7 +50,8 @@ class Storage(abc.ABC):
     """Folders with checkpoints. All paths are of one kind, such as paths of this machine or URLs.
 
     A save calls `begin` on rank 0, `create` on all ranks with the place that `begin` returned, the index last, and then
-    `publish` on rank 0. Only then may `contains_index` be true for the path.
+    `publish` on rank 0. Only then may `contains_index` be true for the path. Two saves to one path may run at the same time:
+    neither removes a file of the other.
     """
 
     @abc.abstractmethod
@@ -65,8 +67,11 @@ class Storage(abc.ABC):
         """Make the files appear at the path, all at once and durably. Raises CheckpointError if the path exists by now."""
 
     @abc.abstractmethod
-    def discard(self, place: str) -> None:
-        """Remove a place that is not published, as far as possible."""
+    def discard(self, place: str, names: Collection[str]) -> None:
+        """Remove what a save wrote that is not published, as far as possible.
+
+        `names` are those of its shards, which occur in no other save. Not all of them need exist.
+        """
 
     @abc.abstractmethod
     def contains_index(self, path: str) -> bool:

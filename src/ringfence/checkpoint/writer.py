@@ -61,6 +61,7 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
         self._storage, self._path, self._key, self._threads = storage, path, key, threads
         self._step, self._metadata, self._progress = step, dict(metadata), progress
         self._place: str | None = None
+        self._names: list[str] = []  # of the shards of all ranks
         self._data_key: keys.Secret | None = None
         self._envelope: Envelope | None = None
 
@@ -86,6 +87,7 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
         def assignment() -> Assignment:
             shard_id = secrets.token_bytes(keys.CHECKPOINT_ID_BYTES)
             assert self._place is not None
+            self._names.append(Shard(shard_id, 0).name)
             return Assignment(self._place, header.id, shard_id, data_key.reveal())
 
         return [dataclasses.replace(plan, storage_data=assignment()) for plan in plans]
@@ -145,7 +147,7 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
     def discard(self) -> None:
         """Remove what was written, if it was not published; does nothing on other ranks than 0."""
         if self._place is not None:
-            self._storage.discard(self._place)
+            self._storage.discard(self._place, self._names)
             self._place = None
         if self._data_key is not None:
             self._data_key.forget()
