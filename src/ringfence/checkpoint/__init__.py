@@ -5,6 +5,7 @@
 
     saving.py, loading.py                   `save`, `async_save`, `load`, `load_all`
     writer.py, reader.py, planners.py       the same for torch.distributed.checkpoint, without pickle
+    overlaps.py                             tied weights, and tensors that cannot be loaded together
     opening.py, index.py                    what is verified first: the index, and where each item is
     envelope.py, key_wrap.py                a sealed file's header, and the keys that wrap its key
     streams.py                              sealed streams; tensors.py, values.py: what is in them

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
 
 from ringfence import keys
-from ringfence.checkpoint import nested_keys, values
+from ringfence.checkpoint import nested_keys, overlaps, values
 from ringfence.checkpoint.index import Path, name_of
 from ringfence.checkpoint.tensors import dtype_name
 from ringfence.errors import CheckpointError
@@ -73,6 +73,24 @@ def _check_path(path: Path) -> None:
 class SealedLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
     """Plans a load. Values replace those of the state that is loaded into."""
 
+    def create_local_plan(self) -> LoadPlan:
+        """Plan to fill tied tensors once.
+
+        What the others of them would be filled with is `planner_data`: pairs of reads, which the reader must find equal.
+        Raises CheckpointError if tensors share memory in another way.
+        """
+        plan = super().create_local_plan()
+        reads: dict[MetadataIndex, list[ReadItem]] = {}
+        for item in plan.items:
+            if item.type == LoadItemType.TENSOR:
+                reads.setdefault(item.dest_index, []).append(item)
+        found = list(reads)
+        same = overlaps.tied([(index.fqn, self.lookup_tensor(index).detach()) for index in found])
+        pairs = [pair for place, first in same for pair in _paired(reads[found[first]], reads[found[place]])]
+        repeated = {found[place] for place, _ in same}
+        kept = [item for item in plan.items if item.type != LoadItemType.TENSOR or item.dest_index not in repeated]
+        return dataclasses.replace(plan, items=kept, planner_data=pairs)
+
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
         if isinstance(self.state_dict[name], torch.Tensor):
@@ -81,6 +99,18 @@ class SealedLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         return super().resolve_tensor(read_item).detach()
+
+
+def _paired(ones: list[ReadItem], others: list[ReadItem]) -> list[tuple[ReadItem, ReadItem]]:
+    """Return the reads of two tied tensors that fill the same memory. Raises CheckpointError if not all do."""
+    pairs = list(zip(sorted(ones, key=_box), sorted(others, key=_box), strict=False))
+    if len(ones) != len(others) or any(_box(one) != _box(other) for one, other in pairs):
+        raise overlaps.not_equal(ones[0].dest_index.fqn, others[0].dest_index.fqn)
+    return pairs
+
+
+def _box(item: ReadItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(item.dest_offsets), tuple(item.lengths)
 
 
 def place(root: Any, path: Path, value: Any) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -19,12 +22,14 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ringfence import keys
-from ringfence.checkpoint import conversion
+from ringfence.checkpoint import conversion, overlaps
 from ringfence.checkpoint.index import Index, Item, TensorItem, name_of
 from ringfence.checkpoint.opening import opened_shard
 from ringfence.checkpoint.storage import Storage
 from ringfence.checkpoint.streams import Progress, SealingThreads, StreamReader, Want, unseen
 from ringfence.checkpoint.tensors import HostBuffer, Piece, memory_of, pieces
+
+_COMPARED_BYTES: Final = 8 << 20  # of tied tensors at a time
 
 
 class _Read(NamedTuple):
@@ -35,6 +40,15 @@ class _Read(NamedTuple):
     piece: Piece | None = None
     dtype: torch.dtype = torch.uint8
     name: str = ""
+
+
+class _Rows(NamedTuple):
+    """The rows of a stored chunk that a read needs, as a range of a shard."""
+
+    form: tuple[Any, ...]
+    shard: int
+    start: int
+    size: int
 
 
 class SealedReader(StorageReader):  # type: ignore[misc]
@@ -71,7 +85,12 @@ class SealedReader(StorageReader):  # type: ignore[misc]
         pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        """Check that tied tensors are equal in the checkpoint, before any rank writes. Raises CheckpointError."""
+        with SealingThreads(self._threads) as threads:
+            for one, other in plan.planner_data or ():
+                if not self._are_equal(one, other, threads):
+                    raise overlaps.not_equal(one.dest_index.fqn, other.dest_index.fqn)
+        return dataclasses.replace(plan, planner_data=None)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
@@ -96,6 +115,35 @@ class SealedReader(StorageReader):  # type: ignore[misc]
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _are_equal(self, one: ReadItem, other: ReadItem, threads: SealingThreads) -> bool:
+        """Compare the stored rows that two reads are from."""
+        sources = self._rows(one), self._rows(other)
+        if sources[0] == sources[1] or sources[0].form != sources[1].form:
+            return sources[0].form == sources[1].form
+        with contextlib.ExitStack() as stack:
+            streams = []
+            for source in sources:
+                shard = self._index.shards[source.shard]
+                opened = opened_shard(self._storage, self._path, self._index, shard, self._data_key, threads)
+                streams.append(stack.enter_context(opened))
+            for at in range(0, sources[0].size, _COMPARED_BYTES):
+                parts = [bytearray(min(_COMPARED_BYTES, sources[0].size - at)) for _ in streams]
+                for stream, source, part in zip(streams, sources, parts, strict=True):
+                    stream.read([Want(source.start + at, memoryview(part))])
+                if parts[0] != parts[1]:
+                    return False
+        return True
+
+    def _rows(self, request: ReadItem) -> _Rows:
+        item = self._index.by_name[request.storage_index.fqn]
+        assert isinstance(item, TensorItem)
+        chunk = self._chunks[request.storage_index.fqn, tuple(request.storage_index.offset)]
+        offsets, lengths = tuple(request.storage_offsets), tuple(request.lengths)
+        row = math.prod(chunk.sizes[1:]) * getattr(torch, item.dtype).itemsize
+        first, count = (offsets[0], lengths[0]) if chunk.sizes else (0, 1)
+        form = item.dtype, chunk.sizes, offsets, lengths
+        return _Rows(form, chunk.place.shard, chunk.place.offset + first * row, count * row)
 
     def _add(
         self,
