@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import resource
 import subprocess
 import sys
 from collections import OrderedDict
@@ -372,6 +373,27 @@ def test_an_exception_leaves_the_old_file(tmp_path: Path, key: str) -> None:
     del abandoned
     with checkpoint.sealed_open(tmp_path / "file", key=key) as file:
         assert file.read() == b"first"
+    assert sorted(os.listdir(tmp_path)) == ["file", "key"]
+
+
+def test_a_failed_write_leaves_the_old_file_although_it_is_caught(tmp_path: Path, key: str) -> None:
+    with checkpoint.sealed_open(tmp_path / "file", "wb", key=key) as file:
+        file.write(b"first")
+    file = checkpoint.sealed_open(tmp_path / "file", "wb", key=key)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # stands for a disk that is full for a while
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            file.write(bytes(4 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(CheckpointError, match="an earlier write failed"):
+        file.write(b"more")
+    with pytest.raises(CheckpointError, match="an earlier write failed"):
+        file.close()
+    file.close()
+    with checkpoint.sealed_open(tmp_path / "file", key=key) as sealed:
+        assert sealed.read() == b"first"
     assert sorted(os.listdir(tmp_path)) == ["file", "key"]
 
 

@@ -186,7 +186,8 @@ class SealingThreads:
 class StreamWriter:
     """Seals a stream into a file, from `base` on.
 
-    Memory that is passed to `write` must not change until `flush` returns.
+    Memory that is passed to `write` must not change until `flush` returns. After a failure every call raises CheckpointError:
+    a part of the stream is missing.
     """
 
     def __init__(
@@ -207,10 +208,15 @@ class StreamWriter:
         self._rest, self._used = bytearray(BODY), 0  # the begun segment
         self._free: list[bytearray] = []
         self.position = 0
+        self._failure: BaseException | None = None
         output.write_at(memoryview(header), base)
 
     def write(self, data: memoryview) -> None:
         """Append bytes. A full segment is kept back until more follows: the last one is marked."""
+        with self._remembered():
+            self._append(data)
+
+    def _append(self, data: memoryview) -> None:
         self.position += len(data)
         while self._used + len(data) > self._room:
             if self._used:
@@ -230,13 +236,26 @@ class StreamWriter:
 
     def flush(self) -> None:
         """Wait until memory that was passed to `write` is no longer used."""
-        self._threads.wait()
+        with self._remembered():
+            self._threads.wait()
 
     def finish(self) -> None:
         """Seal the last segment, and make the file durable."""
-        self._submit_rest(last=True)
-        self._threads.wait()
-        self._output.finish()
+        with self._remembered():
+            self._submit_rest(last=True)
+            self._threads.wait()
+            self._output.finish()
+
+    @contextlib.contextmanager
+    def _remembered(self) -> Iterator[None]:
+        """Keep a failure: whoever catches it must not be able to finish the stream."""
+        if self._failure is not None:
+            raise CheckpointError(f"an earlier write failed, so the file is not complete: {self._failure}") from self._failure
+        try:
+            yield
+        except BaseException as failure:
+            self._failure = failure
+            raise
 
     def _submit_rest(self, last: bool) -> None:
         used, size = self._rest, self._used
