@@ -8,6 +8,7 @@ import random
 import resource
 import subprocess
 import sys
+import threading
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,30 @@ def test_a_save_in_the_background_fails_in_its_future(tmp_path: Path, key: str) 
     again = checkpoint.async_save(small_state(), tmp_path / "saved", key=key)
     with pytest.raises(CheckpointError, match="never overwritten"):
         again.result(timeout=HANG)
+
+
+def test_a_save_in_the_background_has_the_values_of_the_call(tmp_path: Path, key: str) -> None:
+    entered, released = threading.Event(), threading.Event()
+
+    class Waiting(LocalStorage):
+        def begin(self, path: str) -> str:
+            entered.set()
+            assert released.wait(HANG)
+            return super().begin(path)
+
+    notes: dict[str, Any] = {"data": [1, {"version": 2}]}
+    state = {"weight": torch.ones(3), "losses": {"all": (1.0, [2.0])}}
+    saving = checkpoint.async_save(state, tmp_path / "saved", key=key, metadata=notes, storage=Waiting())
+    assert entered.wait(HANG)
+    notes["data"][1]["version"] = 3
+    notes["data"].append(4)
+    state["losses"]["all"][1].append(3.0)  # type: ignore[index]
+    state["weight"].add_(1)  # type: ignore[attr-defined]
+    released.set()
+    saving.result(timeout=HANG)
+    found, info = checkpoint.load_all(tmp_path / "saved", key=key)
+    assert info.metadata == {"data": [1, {"version": 2}]}
+    assert is_same(found, {"weight": torch.ones(3), "losses": {"all": (1.0, [2.0])}})
 
 
 # -- tensors that share memory ------------------------------------------------------------------------------------------

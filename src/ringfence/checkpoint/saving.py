@@ -152,7 +152,7 @@ def _writer(
     notes = dict(metadata or {})
     if not all(isinstance(name, str) for name in notes):
         raise CheckpointError("the keys of metadata must be texts")
-    values.encode(notes, "metadata")
+    notes = values.decode(values.encode(notes, "metadata"))  # a copy: the caller may change its own while this is saved
     target = os.fspath(path)
     return SealedWriter(storage or storage_for(target), target, key, step, notes, threads, progress)
 
