@@ -9,6 +9,7 @@ import random
 import resource
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ringfence import checkpoint
+from ringfence.checkpoint import LocalStorage, Output
 from ringfence.errors import CheckpointError
 from tests.limits import HANG
 from tests.unit.checkpoint_samples import empty_state, is_same, small_state
@@ -126,6 +128,64 @@ def refusal(what: str, path: str, key: str) -> str:
         else:
             raise AssertionError(what)
     except CheckpointError as error:
+        return str(error)
+    return "accepted"
+
+
+class LockedError(Exception):
+    """An exception that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("the service is down")
+        self.lock = threading.Lock()
+
+
+class Broken:
+    """A key service that is down, and an object that has no state."""
+
+    name = "broken"
+
+    def wrap(self, key: bytes, context: bytes) -> bytes:
+        raise LockedError
+
+    def unwrap(self, wrapped: bytes, context: bytes) -> bytes:
+        raise LockedError
+
+    def state_dict(self) -> dict[str, Any]:
+        raise LockedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise LockedError
+
+
+class BrokenStorage(LocalStorage):
+    def create(self, place: str, name: str, size: int) -> Output:
+        raise LockedError
+
+
+def refusal_of_one(what: str, rank: int, in_background: bool, path: str, key: str) -> str:
+    """Save with something that is wrong on one rank only; the message, which every rank must get. Then save again."""
+    state: dict[str, Any] = {"weight": torch.zeros(4), "mine": {f"of {dist.get_rank()}": 1}}
+    wrong: dict[str, Any] = {
+        "metadata": {"metadata": {"a": torch.zeros(1)}},
+        "empty": {"state": {}},
+        "threads": {"threads": 0},
+        "object": {"state": {**state, "mine": Broken()}},
+        "copy": {"state": {**state, "mine": threading.Lock()}},
+        "wrap": {"key": Broken()},
+        "create": {"storage": BrokenStorage()},
+    }
+    given = {"state": state, "path": path, "key": key} | (wrong[what] if dist.get_rank() == rank else {})
+
+    def run(given: dict[str, Any]) -> str:
+        if in_background:
+            return checkpoint.async_save(**given).result(timeout=HANG)
+        return checkpoint.save(**given)
+
+    try:
+        run(given)
+    except CheckpointError as error:
+        assert len(run({"state": state, "path": path, "key": key})) == 64
         return str(error)
     return "accepted"
 

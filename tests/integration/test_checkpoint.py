@@ -70,6 +70,29 @@ def test_a_failure_is_raised_on_every_rank(pool: Pool, tmp_path: Path, key: str,
     assert os.listdir(tmp_path) == ["key"]
 
 
+@pytest.mark.parametrize("in_background", [False, True], ids=["save", "async_save"])
+@pytest.mark.parametrize(
+    ("what", "rank", "message"),
+    [
+        ("metadata", 0, "rank 0: metadata['a'] is a torch.Tensor"),
+        ("metadata", 1, "rank 1: metadata['a'] is a torch.Tensor"),
+        ("empty", 1, "rank 1: ValueError: state must be a dict that is not empty"),
+        ("threads", 0, "rank 0: ValueError: threads must be at least 1"),
+        ("object", 1, "rank 1: LockedError: the service is down"),
+        ("copy", 1, "rank 1: "),
+        ("wrap", 0, "rank 0: the key broken does not wrap a data key: the service is down"),
+        ("create", 1, "rank 1: LockedError: the service is down"),
+    ],
+)
+def test_what_one_rank_cannot_save_is_raised_on_every_rank(
+    pool: Pool, tmp_path: Path, key: str, what: str, rank: int, message: str, in_background: bool
+) -> None:
+    arguments = (what, rank, in_background, str(tmp_path / "saved"), key)
+    found = pool.check(workers.refusal_of_one, world=2, args=arguments)
+    assert all(message in each for each in found), found
+    assert sorted(os.listdir(tmp_path)) == ["key", "saved"]
+
+
 def test_a_state_that_does_not_fit_on_one_rank_fails_on_all(pool: Pool, tmp_path: Path, key: str) -> None:
     path = str(tmp_path / "saved")
     assert pool.check(workers.refusal, world=2, args=("save", path, key)) == ["accepted"] * 2

@@ -101,7 +101,12 @@ def wrap(wrapper: KeyWrapper, data_key: keys.Secret, kind: EnvelopeKind, identif
         raise CheckpointError(
             f"the name {name!r} of a key must have 1 to {keys.CHECKPOINT_NAME_BYTES} printable ASCII characters"
         )
-    wrapped = wrapper.wrap(data_key.reveal(), key_context(kind, identifier))
+    try:
+        wrapped = wrapper.wrap(data_key.reveal(), key_context(kind, identifier))
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"the key {name} does not wrap a data key: {error}") from error
     if not isinstance(wrapped, bytes) or not 0 < len(wrapped) <= keys.CHECKPOINT_WRAPPED_BYTES:
         raise CheckpointError(f"the key {name} did not wrap to 1 to {keys.CHECKPOINT_WRAPPED_BYTES} bytes")
     if data_key.reveal() in wrapped:

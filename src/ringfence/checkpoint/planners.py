@@ -15,12 +15,15 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from ringfence import keys
 from ringfence.checkpoint import nested_keys, overlaps, values
 from ringfence.checkpoint.index import Path, name_of
+from ringfence.checkpoint.ranks import portable_errors
 from ringfence.checkpoint.tensors import dtype_name
 from ringfence.errors import CheckpointError
 
 KEY_NOTE: Final = 0  # where planner data has a KeyNote; its other keys are names, which are texts
+_PLANNING = ("set_up_planner", "create_local_plan", "create_global_plan", "finish_plan")
 
 
+@portable_errors(*_PLANNING)
 class SealedSavePlanner(DefaultSavePlanner):  # type: ignore[misc]
     """Plans a save. What a sealed checkpoint cannot hold is refused while planning, by name."""
 
@@ -63,6 +66,18 @@ class SealedSavePlanner(DefaultSavePlanner):  # type: ignore[misc]
         return int(item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize)
 
 
+@portable_errors("set_up_planner")
+class Refusal(SealedSavePlanner):
+    """Fails the plan of a save, with the reason why this rank cannot take part: all ranks get it."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__()
+        self._reason = reason
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        raise self._reason
+
+
 def _check_path(path: Path) -> None:
     if len(path) > keys.CHECKPOINT_PATH_PARTS or any(isinstance(part, str) and len(part) > 10_000 for part in path):
         raise CheckpointError(
@@ -70,6 +85,7 @@ def _check_path(path: Path) -> None:
         )
 
 
+@portable_errors(*_PLANNING)
 class SealedLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
     """Plans a load. Values replace those of the state that is loaded into."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -74,12 +75,41 @@ def converted(what: str) -> Iterator[None]:
         raise error_of(what, error) from error
 
 
+def portable_errors(*names: str) -> Callable[[type[T]], type[T]]:
+    """Decorate a class that DCP calls: what these methods raise, every rank can be told.
+
+    DCP pickles an exception. One that holds a lock or a socket cannot be, and then the other ranks would wait.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        for name in names:
+            setattr(cls, name, _portable(getattr(cls, name)))
+        return cls
+
+    return decorate
+
+
+def _portable(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            raise CheckpointError(_text_of(error)).with_traceback(error.__traceback__) from error
+
+    return call
+
+
+def _text_of(error: BaseException) -> str:
+    kind = "" if isinstance(error, CheckpointError | ConfigurationError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"
+
+
 def error_of(what: str, error: CheckpointException) -> CheckpointError:
     """Return the CheckpointError of a failure: what each rank says, the same only once."""
     texts: dict[str, list[int]] = {}
     for rank, (failure, _) in sorted(error.failures.items()):
-        kind = "" if isinstance(failure, CheckpointError | ConfigurationError) else f"{type(failure).__name__}: "
-        texts.setdefault(f"{kind}{failure}", []).append(rank)
+        texts.setdefault(_text_of(failure), []).append(rank)
     said = [f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in texts.items()]
     more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
     return CheckpointError(f"{what} failed: {'; '.join(said[:_NAMED])}{more}")

@@ -25,6 +25,7 @@ from ringfence import keys
 from ringfence.checkpoint import conversion, overlaps
 from ringfence.checkpoint.index import Index, Item, TensorItem, name_of
 from ringfence.checkpoint.opening import opened_shard
+from ringfence.checkpoint.ranks import portable_errors
 from ringfence.checkpoint.storage import Storage
 from ringfence.checkpoint.streams import Progress, SealingThreads, StreamReader, Want, unseen
 from ringfence.checkpoint.tensors import HostBuffer, Piece, memory_of, pieces
@@ -51,6 +52,7 @@ class _Rows(NamedTuple):
     size: int
 
 
+@portable_errors("set_up_storage_reader", "prepare_local_plan", "prepare_global_plan", "read_data")
 class SealedReader(StorageReader):  # type: ignore[misc]
     """Reads one checkpoint, whose index is verified."""
 

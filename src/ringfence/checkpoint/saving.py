@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.stateful import Stateful
 
 from ringfence.checkpoint import ranks, recorded, values
-from ringfence.checkpoint.folder import storage_for
+from ringfence.checkpoint.folder import LocalStorage, storage_for
 from ringfence.checkpoint.key_wrap import Key
-from ringfence.checkpoint.planners import SealedSavePlanner
+from ringfence.checkpoint.planners import Refusal, SealedSavePlanner
 from ringfence.checkpoint.ranks import Ranks
 from ringfence.checkpoint.storage import Storage
 from ringfence.checkpoint.streams import DEFAULT_THREADS, Progress, unseen
@@ -60,13 +61,17 @@ def save(
 
     Raises:
         CheckpointError: On every rank, if any of them fails.
+        ValueError: An argument is invalid, and this process is alone.
     """
     together = Ranks.of(process_group)
-    writer = _writer(state, path, key, step, metadata, storage, threads, progress)
     try:
-        with ranks.converted(f"saving {os.fspath(path)}"):
+        values_of_state, writer = _prepared(state, path, key, step, metadata, storage, threads, progress)
+    except Exception as error:
+        _refuse(together, path, error)
+    try:
+        with ranks.converted(f"saving {path}"):
             found = dcp.save(
-                state,
+                values_of_state,
                 storage_writer=writer,
                 planner=SealedSavePlanner(),
                 process_group=together.group,
@@ -101,19 +106,24 @@ def async_save(
         A future of the anchor. Its exception is a CheckpointError on every rank, if any of them fails.
 
     Raises:
-        CheckpointError: The process group is not ringfence's.
+        CheckpointError: The process group is not ringfence's; or, on the rank where it is so and in the futures of the
+            others, an argument is invalid or the state cannot be copied.
+        ValueError: An argument is invalid, and this process is alone.
     """
     together = Ranks.of(process_group)
     if not together.is_alone and process_group is None:
         together = Ranks.of(_background_group())
-    writer = _writer(state, path, key, step, metadata, storage, threads)
-    saved = dcp.async_save(
-        state,
-        storage_writer=writer,
-        planner=SealedSavePlanner(),
-        process_group=together.group,
-        no_dist=together.is_alone,
-    )
+    try:
+        values_of_state, writer = _prepared(state, path, key, step, metadata, storage, threads)
+        saved = dcp.async_save(
+            values_of_state,
+            storage_writer=writer,
+            planner=SealedSavePlanner(),
+            process_group=together.group,
+            no_dist=together.is_alone,
+        )
+    except Exception as error:
+        _refuse(together, path, error)
     anchor: Future[str] = Future()
     anchor.set_running_or_notify_cancel()
 
@@ -124,7 +134,7 @@ def async_save(
             recorded.add(recorded.WRITTEN, found)
             anchor.set_result(found)
         except CheckpointException as error:
-            anchor.set_exception(ranks.error_of(f"saving {os.fspath(path)}", error))
+            anchor.set_exception(ranks.error_of(f"saving {path}", error))
         except BaseException as error:
             anchor.set_exception(error)
 
@@ -132,7 +142,7 @@ def async_save(
     return anchor
 
 
-def _writer(
+def _prepared(
     state: dict[str, Any],
     path: str | os.PathLike[str],
     key: Key,
@@ -141,8 +151,8 @@ def _writer(
     storage: Storage | None,
     threads: int,
     progress: Progress = unseen,
-) -> SealedWriter:
-    """Check the arguments, the same ones on all ranks, before any rank waits for another."""
+) -> tuple[dict[str, Any], SealedWriter]:
+    """Check the arguments and ask objects for their state, before this rank waits for another."""
     if not isinstance(state, dict) or not state:
         raise ValueError("state must be a dict that is not empty")
     if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _STEP_LIMIT):
@@ -154,7 +164,18 @@ def _writer(
         raise CheckpointError("the keys of metadata must be texts")
     notes = values.decode(values.encode(notes, "metadata"))  # a copy: the caller may change its own while this is saved
     target = os.fspath(path)
-    return SealedWriter(storage or storage_for(target), target, key, step, notes, threads, progress)
+    writer = SealedWriter(storage or storage_for(target), target, key, step, notes, threads, progress)
+    return {name: each.state_dict() if isinstance(each, Stateful) else each for name, each in state.items()}, writer
+
+
+def _refuse(together: Ranks, path: str | os.PathLike[str], reason: Exception) -> NoReturn:
+    """Raise why this rank cannot save. The others wait for its part of the plan: tell them instead."""
+    if together.is_alone:
+        raise reason
+    unused = SealedWriter(LocalStorage(), "", "", None, {}, 1)
+    with ranks.converted(f"saving {path}"):
+        dcp.save({}, storage_writer=unused, planner=Refusal(reason), process_group=together.group)
+    raise reason
 
 
 _background: tuple[Any, Any] | None = None  # the default group and the group that saves in the background

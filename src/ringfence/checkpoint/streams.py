@@ -250,7 +250,9 @@ class StreamWriter:
     def _remembered(self) -> Iterator[None]:
         """Keep a failure: whoever catches it must not be able to finish the stream."""
         if self._failure is not None:
-            raise CheckpointError(f"an earlier write failed, so the file is not complete: {self._failure}") from self._failure
+            raise CheckpointError(
+                f"an earlier write failed, so the file is not complete: {self._failure}"
+            ) from self._failure
         try:
             yield
         except BaseException as failure:

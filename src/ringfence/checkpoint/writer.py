@@ -20,6 +20,7 @@ from ringfence.checkpoint.envelope import Envelope, EnvelopeKind
 from ringfence.checkpoint.index import Chunk, Index, Item, Path, Shard, StoredBytes, TensorItem, ValueItem, name_of
 from ringfence.checkpoint.key_wrap import Key
 from ringfence.checkpoint.planners import KEY_NOTE, SealedSavePlanner
+from ringfence.checkpoint.ranks import portable_errors
 from ringfence.checkpoint.storage import INDEX_NAME, Storage
 from ringfence.checkpoint.streams import Progress, SealingThreads, StreamWriter, unseen
 from ringfence.checkpoint.tensors import HostBuffer, blocks, is_plain, memory_of
@@ -45,6 +46,7 @@ class Written:
     length: int
 
 
+@portable_errors("set_up_storage_writer", "prepare_local_plan", "prepare_global_plan", "write_data", "finish")
 class SealedWriter(StorageWriter):  # type: ignore[misc]
     """Writes one checkpoint. `key` is used on rank 0 only."""
 
