@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import random
@@ -23,8 +24,10 @@ from ringfence import checkpoint
 from ringfence.checkpoint import overlaps, tensors
 from ringfence.checkpoint.folder import LocalStorage
 from ringfence.checkpoint.index import ITEM_BYTES
-from ringfence.checkpoint.storage import INDEX_NAME, Output
+from ringfence.checkpoint.storage import INDEX_NAME, Input, Output
+from ringfence.checkpoint.writer import Assignment
 from ringfence.errors import CheckpointError
+from ringfence.keys import Secret
 from tests.limits import HANG
 from tests.unit.checkpoint_samples import empty_state, is_same, key_file, small_state
 
@@ -248,6 +251,49 @@ def test_a_save_in_the_background_has_the_values_of_the_call(tmp_path: Path, key
     found, info = checkpoint.load_all(tmp_path / "saved", key=key)
     assert info.metadata == {"data": [1, {"version": 2}]}
     assert is_same(found, {"weight": torch.ones(3), "losses": {"all": (1.0, [2.0])}})
+
+
+class Unreadable(LocalStorage):
+    """Fails at the shards."""
+
+    def create(self, place: str, name: str, size: int) -> Output:
+        raise OSError("no space left")
+
+    def open(self, path: str, name: str) -> Input:
+        if name != INDEX_NAME:
+            raise CheckpointError("no answer")
+        return super().open(path, name)
+
+
+def test_a_failed_save_or_load_keeps_no_data_key(tmp_path: Path, key: str) -> None:
+    class Service:
+        """A key service that has seen the data keys, as every one does."""
+
+        name, seen = "service", []  # type: ignore[var-annotated]
+
+        def wrap(self, key: bytes, context: bytes) -> bytes:
+            self.seen.append(key)
+            return bytes(each ^ 1 for each in key)
+
+        def unwrap(self, wrapped: bytes, context: bytes) -> bytes:
+            self.seen.append(bytes(each ^ 1 for each in wrapped))
+            return self.seen[-1]  # type: ignore[no-any-return]
+
+    path, service = tmp_path / "saved", Service()
+    checkpoint.save({"weight": torch.ones(3)}, path, key=service)
+    errors = []  # which keep what the failed calls had
+    for call in (
+        lambda: checkpoint.load({"weight": torch.ones(3)}, path, key=service, storage=Unreadable()),
+        lambda: checkpoint.load_all(path, key=service, storage=Unreadable()),
+        lambda: checkpoint.save({"weight": torch.ones(3)}, tmp_path / "other", key=service, storage=Unreadable()),
+    ):
+        with pytest.raises(CheckpointError, match=r"no answer|no space left") as caught:
+            call()
+        errors.append(caught)
+    assert len(service.seen) == 4
+    held = [each.reveal() for each in gc.get_objects() if type(each) is Secret]
+    held += [each.data_key for each in gc.get_objects() if type(each) is Assignment]
+    assert held and not set(held) & set(service.seen)
 
 
 # -- tensors that share memory ------------------------------------------------------------------------------------------

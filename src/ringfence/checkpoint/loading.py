@@ -70,15 +70,17 @@ def load(
 
     body, data_key, info = together.from_first(opened)
     secret = keys.Secret(data_key)
-    with ranks.converted(f"loading {place}"):
-        dcp.load(
-            state,
-            storage_reader=SealedReader(where, place, index.parse(body), secret, threads),
-            planner=SealedLoadPlanner(allow_partial_load=partial),
-            process_group=together.group,
-            no_dist=together.is_alone,
-        )
-    secret.forget()
+    try:
+        with ranks.converted(f"loading {place}"):
+            dcp.load(
+                state,
+                storage_reader=SealedReader(where, place, index.parse(body), secret, threads),
+                planner=SealedLoadPlanner(allow_partial_load=partial),
+                process_group=together.group,
+                no_dist=together.is_alone,
+            )
+    finally:
+        secret.forget()
     recorded.add(recorded.READ, info.anchor)
     return info
 
@@ -100,15 +102,18 @@ def load_all(
     place = os.fspath(path)
     where = storage or storage_for(place)
     found = open_index(where, place, key_wrap.wrapper_of(key), anchor)
-    note = nested_keys.noted(found.index.metadata)
-    items = _empty_items(found.index)
-    with ranks.converted(f"loading {place}"):
-        dcp.load(
-            items,
-            storage_reader=SealedReader(where, place, found.index, found.data_key, threads, progress),
-            planner=SealedLoadPlanner(),
-            no_dist=True,
-        )
+    try:
+        note = nested_keys.noted(found.index.metadata)
+        items = _empty_items(found.index)
+        with ranks.converted(f"loading {place}"):
+            dcp.load(
+                items,
+                storage_reader=SealedReader(where, place, found.index, found.data_key, threads, progress),
+                planner=SealedLoadPlanner(),
+                no_dist=True,
+            )
+    finally:
+        found.data_key.forget()
     state: dict[str, Any] = {}
     for item in found.index.items:
         set_element(state, item.path, items[name_of(item.path)])

@@ -27,7 +27,7 @@ from ringfence.checkpoint.tensors import HostBuffer, blocks, is_plain, memory_of
 from ringfence.errors import CheckpointError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Assignment:
     """What rank 0 tells a rank: where its shard goes, and the data key. It travels in DCP's plan, over the process group."""
 
@@ -35,6 +35,11 @@ class Assignment:
     save_id: bytes
     shard_id: bytes
     data_key: bytes = dataclasses.field(repr=False)
+
+    def take_key(self) -> keys.Secret:
+        """Return the data key, and drop it: DCP keeps the plan until the save ends, and longer if it fails."""
+        data_key, self.data_key = keys.Secret(self.data_key), b""
+        return data_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +102,17 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
     def write_data(self, plan: SavePlan, planner: SealedSavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's shard."""
         done: Future[list[WriteResult]] = Future()
-        size = sum(planner.size_of(item) for item in plan.items)
-        done.set_result(self._write_shard(plan, planner, size) if size else [])
+        data_key = plan.storage_data.take_key()
+        try:
+            size = sum(planner.size_of(item) for item in plan.items)
+            done.set_result(self._write_shard(plan, planner, size, data_key) if size else [])
+        finally:
+            data_key.forget()
         return done
 
-    def _write_shard(self, plan: SavePlan, planner: SealedSavePlanner, size: int) -> list[WriteResult]:
+    def _write_shard(
+        self, plan: SavePlan, planner: SealedSavePlanner, size: int, data_key: keys.Secret
+    ) -> list[WriteResult]:
         assigned: Assignment = plan.storage_data
         shard, results, staging = Shard(assigned.shard_id, size), [], HostBuffer()
         bound = envelope.shard_data(assigned.save_id, shard.id)
@@ -109,7 +120,7 @@ class SealedWriter(StorageWriter):  # type: ignore[misc]
         with contextlib.ExitStack() as stack:
             stack.callback(output.abort)
             threads = stack.enter_context(SealingThreads(self._threads))
-            stream = StreamWriter(output, keys.Secret(assigned.data_key), bound, threads, progress=self._progress)
+            stream = StreamWriter(output, data_key, bound, threads, progress=self._progress)
             for item in plan.items:
                 start, data = stream.position, planner.resolve_data(item)
                 if item.type == WriteItemType.BYTE_IO:
