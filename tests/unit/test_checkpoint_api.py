@@ -1,12 +1,10 @@
-"""`save`, `load`, `verify` and `sealed_open` in one process."""
+"""`save`, `load` and `verify` in one process."""
 
 from __future__ import annotations
 
 import gc
-import io
 import os
 import random
-import resource
 import subprocess
 import sys
 import threading
@@ -21,7 +19,7 @@ from hypothesis import strategies as st
 
 import ringfence
 from ringfence import checkpoint
-from ringfence.checkpoint import overlaps, tensors
+from ringfence.checkpoint import tensors
 from ringfence.checkpoint.folder import LocalStorage
 from ringfence.checkpoint.index import ITEM_BYTES
 from ringfence.checkpoint.storage import INDEX_NAME, Input, Output
@@ -296,74 +294,6 @@ def test_a_failed_save_or_load_keeps_no_data_key(tmp_path: Path, key: str) -> No
     assert held and not set(held) & set(service.seen)
 
 
-# -- tensors that share memory ------------------------------------------------------------------------------------------
-
-
-def test_two_tensors_are_not_loaded_into_one(tmp_path: Path, key: str) -> None:
-    state = {"a": torch.full((3_000_000,), 1.0), "b": torch.full((3_000_000,), 2.0)}
-    checkpoint.save(state, tmp_path / "saved", key=key)
-    weight = torch.zeros(3_000_000)
-    with pytest.raises(CheckpointError, match="a and b are one tensor in the state and two different ones"):
-        checkpoint.load({"a": weight, "b": weight}, tmp_path / "saved", key=key, threads=4)
-    assert not weight.any(), "nothing is written before"
-    whole = torch.zeros(3_000_001)
-    with pytest.raises(CheckpointError, match="a and b share memory"):
-        checkpoint.load({"a": whole[1:], "b": whole[:-1]}, tmp_path / "saved", key=key)
-    checkpoint.load({"a": weight, "b": weight.clone()}, tmp_path / "saved", key=key)
-    checkpoint.load({"a": weight}, tmp_path / "saved", key=key)
-    assert torch.equal(weight, state["a"])
-
-
-@pytest.mark.parametrize("size", [(), (5,), (1500, 1001)])
-def test_tied_weights_are_loaded_into_tied_ones(tmp_path: Path, key: str, size: tuple[int, ...]) -> None:
-    saved, loaded = torch.rand(size), torch.zeros(size)
-    checkpoint.save({"in": saved, "out": [saved, saved]}, tmp_path / "saved", key=key)
-    checkpoint.load({"in": loaded, "out": [loaded, loaded]}, tmp_path / "saved", key=key)
-    assert torch.equal(saved, loaded)
-
-
-def test_parts_of_one_tensor_are_loaded(tmp_path: Path, key: str) -> None:
-    """Columns and rows whose ranges of memory overlap, but not their elements, also of several dtypes."""
-    whole, chance = torch.rand(40, 12), torch.rand(40, 12)
-
-    def parts(of: torch.Tensor) -> dict[str, Any]:
-        columns = {str(place): of[:20, place::3] for place in range(3)}
-        return {**columns, "rows": of[20:30], "raw": of[30:, :6].view(torch.uint8), "rest": of[30:, 6:].t()}
-
-    saved_and_loaded(tmp_path, key, parts(chance), parts(whole))
-    assert torch.equal(whole, chance)
-    with pytest.raises(CheckpointError, match="0 and 2 share memory"):
-        checkpoint.load({**parts(whole), "2": whole[:20, 0:8:2]}, tmp_path / "saved", key=key)
-
-
-@given(st.data())
-@settings(max_examples=200)
-def test_shared_memory_is_found_exactly(data: st.DataObject) -> None:
-    """Against a map of elements."""
-    memory = torch.zeros(60, dtype=torch.uint8)
-    views, elements = [], []
-    for _ in range(data.draw(st.integers(1, 4))):
-        dtype = data.draw(st.sampled_from([torch.uint8, torch.int16]))
-        flat = memory.view(dtype)
-        size = tuple(data.draw(st.lists(st.integers(1, 3), max_size=2)))
-        stride = tuple(data.draw(st.integers(0, 4)) for _ in size)
-        offset = data.draw(st.integers(0, 10))
-        views.append(flat.as_strided(size, stride, offset))
-        numbers = torch.arange(60).view(-1, dtype.itemsize)
-        places = torch.arange(len(numbers)).as_strided(size, stride, offset).reshape(-1)
-        elements.append(set(numbers[places].reshape(-1).tolist()))
-    forms = [(view.dtype, view.shape, view.stride(), view.data_ptr()) for view in views]
-    distinct = [place for place in range(len(views)) if forms.index(forms[place]) == place]
-    overlap = any(elements[one] & elements[other] for one in distinct for other in distinct if one < other)
-    named = [(str(place), view) for place, view in enumerate(views)]
-    if overlap:
-        with pytest.raises(CheckpointError, match="share memory"):
-            overlaps.tied(named)
-    else:
-        expected = [(place, forms.index(forms[place])) for place in range(len(views)) if place not in distinct]
-        assert overlaps.tied(named) == expected
-
-
 # -- pieces -----------------------------------------------------------------------------------------------------------
 
 
@@ -397,97 +327,6 @@ def test_blocks_make_up_a_tensor(sizes: list[int], limit: int) -> None:
     parts = list(tensors.blocks(tensor, limit))
     assert all(part.nbytes <= limit for part in parts)
     assert torch.equal(torch.cat([part.reshape(-1) for part in parts]), tensor.reshape(-1))
-
-
-# -- sealed files -----------------------------------------------------------------------------------------------------
-
-
-def test_torch_saves_to_and_loads_from_a_sealed_file(tmp_path: Path, key: str) -> None:
-    state = {"weight": torch.randn(900, 500), "step": 3}
-    for _ in range(2):  # the second one replaces the first
-        with checkpoint.sealed_open(tmp_path / "model", "wb", key=key) as file:
-            torch.save(state, file)
-    with checkpoint.sealed_open(tmp_path / "model", key=key) as file:
-        found = torch.load(file, weights_only=True)
-    assert is_same(found, state)
-    assert sorted(os.listdir(tmp_path)) == ["key", "model"]
-
-
-def test_a_sealed_file_is_seekable_like_any_other(tmp_path: Path, key: str) -> None:
-    data, chance = random.Random(1).randbytes(3_000_000), random.Random(2)
-    with checkpoint.sealed_open(tmp_path / "file", "wb", key=key) as file:
-        buffer = bytearray(data)
-        file.write(memoryview(buffer)[:2_500_000])
-        buffer[:2_500_000] = bytes(2_500_000)  # the caller may change it
-        file.write(memoryview(buffer)[2_500_000:])
-    plain = io.BytesIO(data)
-    with checkpoint.sealed_open(tmp_path / "file", "rb", key=key) as sealed:
-        for _ in range(40):
-            offset, size = chance.randrange(3_100_000), chance.choice([1, 100, 2_000_000])
-            assert sealed.seek(offset) == plain.seek(offset)
-            assert sealed.read(size) == plain.read(size) and sealed.tell() == plain.tell()
-        assert sealed.seek(-5, io.SEEK_END) == len(data) - 5 and sealed.read() == data[-5:]
-
-
-def test_an_exception_leaves_the_old_file(tmp_path: Path, key: str) -> None:
-    def write(content: bytes, error: Exception | None) -> None:
-        with checkpoint.sealed_open(tmp_path / "file", "wb", key=key) as file:
-            file.write(content)
-            if error is not None:
-                raise error
-
-    write(b"first", None)
-    with pytest.raises(KeyError):
-        write(b"second", KeyError("stop"))
-    abandoned = checkpoint.sealed_open(tmp_path / "file", "wb", key=key)
-    abandoned.write(b"third")
-    del abandoned
-    with checkpoint.sealed_open(tmp_path / "file", key=key) as file:
-        assert file.read() == b"first"
-    assert sorted(os.listdir(tmp_path)) == ["file", "key"]
-
-
-def test_a_failed_write_leaves_the_old_file_although_it_is_caught(tmp_path: Path, key: str) -> None:
-    with checkpoint.sealed_open(tmp_path / "file", "wb", key=key) as file:
-        file.write(b"first")
-    file = checkpoint.sealed_open(tmp_path / "file", "wb", key=key)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # stands for a disk that is full for a while
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            file.write(bytes(4 << 20))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    with pytest.raises(CheckpointError, match="an earlier write failed"):
-        file.write(b"more")
-    with pytest.raises(CheckpointError, match="an earlier write failed"):
-        file.close()
-    file.close()
-    with checkpoint.sealed_open(tmp_path / "file", key=key) as sealed:
-        assert sealed.read() == b"first"
-    assert sorted(os.listdir(tmp_path)) == ["file", "key"]
-
-
-def test_a_changed_sealed_file_is_refused(tmp_path: Path, key: str) -> None:
-    path = tmp_path / "file"
-    with checkpoint.sealed_open(path, "wb", key=key) as file:
-        file.write(bytes(2_000_000))
-    good, chance = path.read_bytes(), random.Random(3)
-
-    def read() -> bytes:
-        with checkpoint.sealed_open(path, key=key) as file:
-            return file.read()
-
-    for number in range(60):
-        data = bytearray(good)
-        data[chance.randrange(200) if number % 2 else chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        path.write_bytes(data if number % 3 else good[: chance.randrange(len(good))])
-        with pytest.raises(CheckpointError):
-            read()
-    checkpoint.save({"a": 1}, tmp_path / "saved", key=key)
-    path.write_bytes((tmp_path / "saved" / "index").read_bytes())
-    with pytest.raises(CheckpointError, match="use load"):
-        read()
 
 
 # -- imports ----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,13 @@ class Target:
 
     @property
     def is_dense(self) -> bool:
-        return bool(self.end - self.start == self.tensor.nbytes)
+        """Whether every byte from start to end is of an element."""
+        expected = 1
+        for stride, size in sorted(zip(self.tensor.stride(), self.tensor.shape, strict=True)):
+            if size > 1 and stride != expected:
+                return False
+            expected *= size
+        return True
 
     @property
     def form(self) -> tuple[Any, ...]:

@@ -33,7 +33,8 @@ def sealed_open(path: str | os.PathLike[str], mode: str = "rb", *, key: Key, thr
 
     Use it in a `with` statement. A written file appears, or replaces an existing one, when it is closed without an exception,
     and is complete then. If a write has failed, closing raises CheckpointError and leaves the existing file. Every segment of
-    1 MiB is verified before its bytes are returned. An older file in place of a newer one is not detected. `torch.load` without `weights_only` runs code from the file: that of anyone who has the key.
+    1 MiB is verified before its bytes are returned. An older file in place of a newer one is not detected. `torch.load`
+    without `weights_only` runs code from the file: that of anyone who has the key.
 
     Args:
         mode: "wb" to write, "rb" to read; a file for reading is seekable.
