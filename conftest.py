@@ -56,7 +56,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that start no process and take few seconds")
     parser.addoption("--rest", action="store_true", help="only tests that --fast leaves out")
     parser.addoption("--full", action="store_true", help="long tests at their full length")
-    parser.addoption("--failures", type=Path, metavar="FILE", help="write what fails to a file, for scripts.retry")
+    parser.addoption(
+        "--failures",
+        type=Path,
+        metavar="FILE",
+        help="write what fails to a file, for scripts.retry; with =, or pytest takes the file for a test",
+    )
     parser.addoption(
         "--backend",
         choices=(*BACKENDS, *ON_MACHINES),
