@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from ringfence import checkpoint
 from ringfence.checkpoint.index import Chunk, Index, Item, Shard, StoredBytes, TensorItem, ValueItem, name_of
 from ringfence.checkpoint.storage import Input, Output
 from ringfence.config.private_files import new_secret_file
@@ -20,6 +21,13 @@ def key_file(folder: Path, name: str = "key") -> str:
     """Write a new key file."""
     new_secret_file(folder / name)
     return str(folder / name)
+
+
+def saved_and_loaded(folder: Path, key: str, state: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """Save a state and load it into another one, which is returned."""
+    checkpoint.save(state, folder / "saved", key=key)
+    checkpoint.load(target, folder / "saved", key=key)
+    return target
 
 
 def small_state(value: float = 1.0) -> dict[str, Any]:

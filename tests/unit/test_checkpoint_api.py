@@ -27,18 +27,12 @@ from ringfence.checkpoint.writer import Assignment
 from ringfence.errors import CheckpointError
 from ringfence.keys import Secret
 from tests.limits import HANG
-from tests.unit.checkpoint_samples import empty_state, is_same, key_file, small_state
+from tests.unit.checkpoint_samples import empty_state, is_same, key_file, saved_and_loaded, small_state
 
 
 @pytest.fixture
 def key(tmp_path: Path) -> str:
     return key_file(tmp_path)
-
-
-def saved_and_loaded(folder: Path, key: str, state: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
-    checkpoint.save(state, folder / "saved", key=key)
-    checkpoint.load(target, folder / "saved", key=key)
-    return target
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -13,18 +13,12 @@ from hypothesis import strategies as st
 from ringfence import checkpoint
 from ringfence.checkpoint import overlaps
 from ringfence.errors import CheckpointError
-from tests.unit.checkpoint_samples import key_file
+from tests.unit.checkpoint_samples import key_file, saved_and_loaded
 
 
 @pytest.fixture
 def key(tmp_path: Path) -> str:
     return key_file(tmp_path)
-
-
-def saved_and_loaded(folder: Path, key: str, state: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
-    checkpoint.save(state, folder / "saved", key=key)
-    checkpoint.load(target, folder / "saved", key=key)
-    return target
 
 
 def test_two_tensors_are_not_loaded_into_one(tmp_path: Path, key: str) -> None:

@@ -152,14 +152,15 @@ class DiLoCo:
             raise ValueError("this state is of a model with other parameters: names, shapes or dtypes differ")
         names = [f"{dist.get_rank()}.{kind}" for kind in _KINDS]
         lost = [state.get("residuals", {}).get(name) for name in names]
-        if any(each is not None and each.shape != own.shape for each, own in zip(lost, self._residuals, strict=True)):
+        pairs = list(zip(lost, self._residuals, strict=True))
+        if any(each is not None and each.shape != residual.shape for each, residual in pairs):
             raise ValueError("this state has residuals of another number of workers: leave them out")
         steps, new = int(state["outer_steps"]), bool(state["outer_is_new"])
         self.outer.load_state_dict(state["outer"])  # if it refuses, nothing has changed
         self._average = self._checksums = None
         if new:
             self.outer.state.clear()
-        for residual, each in zip(self._residuals, lost, strict=True):
+        for each, residual in pairs:
             residual.zero_() if each is None else residual.copy_(each)
         with torch.no_grad():
             for name, agreed in own.items():

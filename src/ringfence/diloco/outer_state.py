@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from ringfence.diloco.standing import checksum, local
+from ringfence.diloco.standing import local, named_checksum
 
 State = list[tuple[torch.Tensor, dict[str, Any]]]  # parameters in the optimizer's order, each with its values by name
 
@@ -86,8 +86,7 @@ def checksums(outer: torch.optim.Optimizer, before: tuple[int, int]) -> tuple[in
         for name in sorted(values):
             value = values[name]
             if isinstance(value, torch.Tensor):
-                found[kind] = zlib.crc32(f"{number} {name} {value.dtype} {tuple(value.shape)} ".encode(), found[kind])
-                found[kind] = checksum(local(value), found[kind])
+                found[kind] = named_checksum(f"{number} {name}", value, found[kind])
             elif value is None or isinstance(value, bool | int | float | str):
                 found[kind] = zlib.crc32(f"{number} {name} {value!r} ".encode(), found[kind])
             else:

@@ -119,9 +119,14 @@ def checksums(tensors: Iterable[tuple[str, torch.Tensor]], before: tuple[int, in
     found = list(before)
     for name, tensor in tensors:
         kind = isinstance(tensor, DTensor)
-        described = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode(), found[kind])
-        found[kind] = checksum(local(tensor), described)
+        found[kind] = named_checksum(name, tensor, found[kind])
     return found[0], found[1]
+
+
+def named_checksum(name: str, tensor: torch.Tensor, before: int) -> int:
+    """Return the CRC-32 of a tensor's name, dtype, shape and bytes, after those that `before` is of."""
+    described = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode(), before)
+    return checksum(local(tensor), described)
 
 
 def checksum(tensor: torch.Tensor, before: int = 0) -> int:
