@@ -44,6 +44,7 @@ SET: Final[dict[str, tuple[str, ...]]] = {
 LEFT_OUT: Final = (
     "[gloo-",
     "(contract and [gloo])",
+    "(test_timeout_ and [gloo])",  # Gloo of torch 2.15 keeps the timeout that its group was made with
     "test_large",
     *(f"[ringfence-{world}" for world in (5, 6, 7, 8)),
     "(contract and [5])",
