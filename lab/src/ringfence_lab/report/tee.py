@@ -48,9 +48,16 @@ Found = Sequence[Picture | Missing]
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 
+def unchanged(study: Study) -> list[CellSummary]:
+    """Return the cells with the inputs of their preset, on hosts with as many cores as most cells have."""
+    cells = [cell for cell in study.cells if not cell.changed]
+    cores = [cell.host_cores for cell in cells if cell.host_cores]
+    return [cell for cell in cells if not cell.host_cores or cell.host_cores == statistics.mode(cores)]
+
+
 def steps(study: Study, *variants: str) -> list[CellSummary]:
     """Return the steps with the inputs of their preset that have these variants: of two dilations, with more cores in use."""
-    places = grouped((cell for cell in study.cells if not cell.operation and not cell.changed), _place)
+    places = grouped((cell for cell in unchanged(study) if not cell.operation), _place)
     found = [max(same, key=lambda cell: cell.load or 0) for same in places.values()]
     return sorted(having(found, *variants), key=order)
 
@@ -236,7 +243,7 @@ def outside(simulated: float, low: float, high: float) -> str:
 def dilations(study: Study) -> Table:
     """Return the ratios of the cells that were measured with two numbers of cores in use: contention would change them."""
     rows = []
-    for same in grouped(sorted((cell for cell in study.cells if not cell.changed), key=order), _place).values():
+    for same in grouped(sorted(unchanged(study), key=order), _place).values():
         both = (max(same, key=lambda cell: cell.load or 0), min(same, key=lambda cell: cell.load or 0))
         for name in both[0].lines if both[0].load != both[1].load else ():
             if name in both[1].lines and name not in TEE_BASELINE:
