@@ -33,7 +33,7 @@ Rows = Sequence[dict[str, Any]]
 def read(results: Path) -> list[dict[str, Any]]:
     """Return the runs in which something was killed, and the undisturbed ones before them."""
     files = (results / name for name in ("recovery.jsonl", "recovery-stock.jsonl"))
-    rows = [{"mode": "stock", **json.loads(line)} for file in files for line in file.read_text().splitlines()]
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [row for row in rows if row.get("hits") or "undisturbed" in row]
 
 
