@@ -29,11 +29,13 @@ from ringfence_lab.bench.samples import FILE as SAMPLES
 from scripts.page import LOG, RESULTS, ROOT, printed
 
 SAME: Final = ("source", "cpu", "features")  # of what is combined
+SHOWING: Final = ("ringfence/cli", "ringfence_lab/cli", "ringfence_lab/report")  # what is not measured
 QUICK_ROUNDS: Final = 3
 SEALED: Final = "--variants ringfence"
 BOTH: Final = "--variants ringfence,ringfence-unsealed"
 FOUR: Final = "--ops all_gather,reduce_scatter,broadcast,all_to_all --sizes 25MiB"
 LARGE: Final = "--sizes 25MiB,100MiB"
+INT8: Final = "--sizes 25MiB --variants ringfence,int8"
 RIVALS: Final = "gloo-a,gloo-b,ringfence,hop-by-hop,tls,gloo-wireguard,gloo-openvpn"
 
 
@@ -46,8 +48,10 @@ class Step(NamedTuple):
     kept: str = ""  # a file or a folder of the results that it goes on with by itself
 
 
-def _bench(what: str, rounds: int) -> Step:
-    return Step(f"ringfence bench {what} --rounds {{rounds}} --results {{results}}", rounds, kept=SAMPLES)
+def _bench(what: str, rounds: int, folder: str = "") -> Step:
+    return Step(
+        f"ringfence bench {what} --rounds {{rounds}} --results {{results}}/{folder}", rounds, kept=folder or SAMPLES
+    )
 
 
 def _study(grid: str, folder: str) -> Step:
@@ -67,7 +71,7 @@ def _printed(part: str, command: str, rounds: int = 0) -> list[Step]:
 
 
 PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
-    "latency": (2, [Step("ringfence bench latency --json --rounds {rounds}", 9, "call-latency.json")]),
+    "latency": (1, [Step("ringfence bench latency --json --rounds {rounds}", 9, "call-latency.json")]),
     "bounds": (
         1,
         [
@@ -76,7 +80,7 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
         ],
     ),
     "collectives": (
-        7,
+        10,
         [
             _bench("collectives --workers 2", 15),
             _bench("collectives --workers 4", 15),
@@ -89,7 +93,7 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
         ],
     ),
     "training": (
-        9,
+        19,
         [
             _bench("train --workers 2 --models resnet50,bert-base,gpt2", 5),
             _bench("train --workers 4 --models resnet50,bert-base,gpt2", 3),
@@ -106,13 +110,22 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
             for rate in ("1gbit", "2.5gbit", "10gbit")
         ],
     ),
-    "tunnels": (2, [_bench(f"collectives --workers 2 --hosts 2 --sizes 1MiB,25MiB --variants {RIVALS}", 11)]),
+    "tunnels": (1, [_bench(f"collectives --workers 2 --hosts 2 --sizes 1MiB,25MiB --variants {RIVALS}", 11)]),
+    "int8": (
+        5,
+        [
+            _bench(f"collectives --workers {hosts} --hosts {hosts} {rate} {INT8}", 5, "int8")
+            for hosts in (2, 4)
+            for rate in ("--rate 100mbit", "--rate 1gbit", "--rate 2.5gbit", "")
+        ]
+        + [_bench(f"collectives --workers 2 --hosts 2 --rate 1gbit --delay 50ms {INT8}", 5, "int8")],
+    ),
     "memory": (2, [_bench("memory", 3)]),
-    "machines": (14, [_study("machines", "machines")]),
+    "machines": (13, [_study("machines", "machines")]),
     "study": (22, [_study("default", "study")]),
-    "gpu-tee": (28, [_study(grid, grid) for grid in ("gpu-tee", "gpu-tee-ringfence", "gpu-tee-published")]),
+    "gpu-tee": (26, [_study(grid, grid) for grid in ("gpu-tee", "gpu-tee-ringfence", "gpu-tee-published")]),
     "admission": (
-        25,
+        13,
         [
             _admission("--workers 64,256,1024,4096", "admission"),
             _admission("--workers 64,256,1024 --proof certificate --verifiers 24", "admission-certificate"),
@@ -120,18 +133,21 @@ PARTS: Final[dict[str, tuple[int, list[Step]]]] = {  # minutes, steps
             _admission("--workers 4096 --proof certificate --verifiers 6", "admission-agreement"),
         ],
     ),
-    "checkpoints": (3, _printed("checkpoints", "tests.integration.checkpoint_cost --rounds {rounds}", 9)),
+    "checkpoints": (1, _printed("checkpoints", "tests.integration.checkpoint_cost --rounds {rounds}", 9)),
     "record": (5, _printed("record", "tests.integration.record_cost step")),
-    "forwarded": (4, _printed("forwarded", "tests.integration.forward_cost --rounds {rounds}", 9)),
+    "private": (1, _printed("private", "tests.integration.private_cost --rounds {rounds}", 15)),
+    "sites": (3, _printed("sites", "tests.integration.across_regions")),
+    "forwarded": (2, _printed("forwarded", "tests.integration.forward_cost --rounds {rounds}", 9)),
     "costs": (4, _printed("costs", "tests.fuzz --cpu all --seconds 20")),
-    "crowd": (3, _printed("crowd", "tests.attack.crowd all --rounds 6 --nice 0")),
+    "crowd": (1, _printed("crowd", "tests.attack.crowd all --rounds 6 --nice 0")),
     "recovery": (
-        15,
+        17,
         [
-            _chaos("--runs 4 --seed 21", "recovery"),
-            _chaos("--runs 4 --seed 22 --spares", "recovery"),
-            _chaos("--runs 4 --seed 23 --spares --rejoin", "recovery"),
-            _chaos("--runs 4 --seed 21 --launcher torchrun", "recovery-stock"),
+            _chaos("--runs 8 --seed 21", "recovery"),
+            _chaos("--runs 8 --seed 22 --spares", "recovery"),
+            _chaos("--runs 8 --seed 23 --spares --rejoin", "recovery"),
+            _chaos("--runs 2 --seed 24 --cases node --spares", "recovery"),
+            _chaos("--runs 8 --seed 21 --launcher torchrun", "recovery-stock"),
         ],
     ),
 }  # fmt: skip
@@ -190,7 +206,8 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if unknown := set(options.parts) - PARTS.keys():
         parser.error(f"there is no part {', '.join(sorted(unknown))}; --list has them")
-    results, facts = options.quick or RESULTS, machine.facts()
+    results = options.quick or RESULTS
+    facts = machine.facts() | {"source": machine.source_digest(without=SHOWING)}
     log = log_of(results, facts)
     done = {each["part"]: each for each in log if "seconds" in each}
     chosen = options.parts or list(PARTS)

@@ -18,12 +18,28 @@ from scripts.page.edition import SEALED, Edition, line_of, read
 __all__ = ["KIND", "PAGES", "TABLES", "pictures", "read"]
 
 KIND: Final = "figures"
-PAGES: Final = (ROOT / "docs" / "benchmarks" / "what-it-costs.md", ROOT / "README.md", ROOT / "docs" / "index.md")
+PAGES: Final = tuple(
+    ROOT / name
+    for name in ("docs/benchmarks/what-it-costs.md", "docs/guides/across-regions.md", "README.md", "docs/index.md")
+)
 SIZE: Final = 25 << 20  # of DDP's buckets
 LARGE: Final = (SIZE, 100 << 20)
 OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 MODELS: Final = ("resnet50", "bert-base", "gpt2")
-RATES: Final = {"1gbit": "1 Gbit/s", "2.5gbit": "2.5 Gbit/s", "10gbit": "10 Gbit/s", None: "not limited"}
+LONG: Final[tuple[tuple[str | None, float], ...]] = (  # links between sites: rate, seconds each way
+    ("100mbit", 0.0),
+    ("1gbit", 0.0),
+    ("1gbit", 0.05),
+    ("2.5gbit", 0.0),
+    (None, 0.0),
+)
+RATES: Final = {
+    "100mbit": "0.1 Gbit/s",
+    "1gbit": "1 Gbit/s",
+    "2.5gbit": "2.5 Gbit/s",
+    "10gbit": "10 Gbit/s",
+    None: "not limited",
+}
 RIVALS: Final = {"ringfence-unsealed": "unsealed", "hop-by-hop": "hop by hop", "tls": "TLS 1.3"}
 WAYS: Final = {
     "gloo-a": "plaintext Gloo",
@@ -37,10 +53,6 @@ PROFILES: Final = (
     *(("all_reduce", size, workers) for workers in (2, 4) for size in LARGE),
     *((operation, SIZE, 2) for operation in OPERATIONS[1:]),
 )
-VAES: Final = {  # of CPUs whose samples do not record their features
-    "Intel(R) Xeon(R) Processor": "with VAES",
-    "Intel(R) Xeon(R) Processor @ 2.50GHz": "without VAES",
-}
 STATES: Final = (("one core", "alone"), ("all cores", "busy"))  # of the stages
 DIGITS: Final = 4
 
@@ -174,9 +186,7 @@ def medians(edition: Edition) -> dict[int, tuple[float, float]]:
 
 def cpu(facts: Mapping[str, Any]) -> str:
     """What matters of a CPU here: whether it has the instructions that seal fast."""
-    if "features" in facts:
-        return "with VAES" if "vaes" in facts["features"].split() else "without VAES"
-    return VAES[facts["cpu"]]
+    return "with VAES" if "vaes" in facts["features"].split() else "without VAES"
 
 
 # -- tables and sentences ---------------------------------------------------------------------------------------------
@@ -187,12 +197,11 @@ def headline(edition: Edition) -> str:
     assert edition.machines
     gloo, sealed = medians(edition)[SIZE]
     few, many = (between(edition, place)[1].ratio.median for place in ("2 x 1", "2 x 4"))
-    slow, took = cpu(edition.machines.facts), f"{time_text(sealed)} and {time_text(gloo)}"
     return (
-        f"**A sealed 25 MiB all-reduce takes {sealed / gloo:.2f} times as long as plaintext Gloo** (two workers with a core "
-        "each,\n"
-        f"loopback, median call: {took}, a CPU {cpu(edition.calls['machine'])}). Between network namespaces, in batches of\n"
-        f"calls on a CPU {slow}, it takes {few:.2f} times as long; between two machines of four workers each\n"
+        f"**A sealed 25 MiB all-reduce takes {sealed / gloo:.2f} times as long as plaintext Gloo** on a CPU "
+        f"{cpu(edition.calls['machine'])} (two\n"
+        f"workers with a core each, loopback, median call: {time_text(sealed)} and {time_text(gloo)}). Between network\n"
+        f"namespaces, in batches of calls, it takes {few:.2f} times as long; between two machines of four workers each\n"
         f"**{many:.2f} times**, because ringfence does not seal inside a machine, and Gloo uses TCP there."
     )
 
@@ -228,7 +237,7 @@ def two_workers(edition: Edition) -> str:
     ]
     facts = edition.calls["machine"]
     where = f"{facts['cores']} cores of {facts['cpu']}, {cpu(facts)}; source digest `{facts['source']}`"
-    return f"{table(header, rows)}\n\n{_command(edition.calls)}, {edition.calls['date'][:10]}, {where}."
+    return f"{table(header, rows)}\n\n`{edition.calls['command']}`, {edition.calls['date'][:10]}, {where}."
 
 
 def rivals(edition: Edition) -> str:
@@ -262,18 +271,13 @@ def profiles(edition: Edition) -> Iterator[tuple[tuple[str, int, int], VariantRe
 
 def memory(edition: Edition) -> str:
     rows = []
-    for each in edition.memory:
+    for each in (each for each in edition.memory if each.case["workers"] == 4):
         sizes = (each.beyond, each.per_link, each.made, each.socket_buffers_per_link)
         name = "Gloo" if each.variant.startswith("gloo") else each.variant
         cells = (name, each.case["workers"], size_text(each.case["size"]), each.links)
         rows.append((*cells, *(f"{size / (1 << 20):.1f} MiB" for size in sizes)))
     header = ("", "workers", "tensor", "links", "beyond it", "per link", "made before", "kernel's limit per link")
     return table(header, rows)
-
-
-def _command(found: Mapping[str, Any]) -> str:
-    """The command that printed a result. Scripts that measured have been removed."""
-    return f"`{found['command']}`{' (removed since)' if 'scripts.' in found['command'] else ''}"
 
 
 def tunnels(edition: Edition) -> str:
@@ -288,6 +292,26 @@ def tunnels(edition: Edition) -> str:
         for variant, name in WAYS.items()
     ]
     return table(("all-reduce", *(size_text(each.case["size"]) for each in found)), rows)
+
+
+def quantised(edition: Edition) -> str:
+    """All-reduces in float32 and in int8 between machines, by the rate and the delay of their links."""
+    if not edition.int8:
+        return "Not measured on this tree yet: `scripts/campaign int8`."
+    found = {
+        (each.case["hosts"], each.case["rate"], each.case.get("link", {}).get("delay", 0.0)): each
+        for each in edition.int8.results
+    }
+    names = {"gloo-a": "Gloo, float32", "ringfence": "ringfence, float32", "int8": "ringfence, int8"}
+    rows = []
+    for hosts in (2, 4):
+        for variant, name in names.items():
+            lines = [line_of(found.get((hosts, *link)), variant) for link in LONG]
+            rows.append((hosts, name, *(time_text(line.seconds) if line else "–" for line in lines)))
+    columns = (RATES[rate] + (f", {delay * 1e3:g} ms each way" if delay else "") for rate, delay in LONG)
+    facts = edition.int8.facts
+    where = f"{edition.int8.dates[-1]}, {facts['cores']} cores of {facts['cpu']}, {cpu(facts)}"
+    return f"{table(('machines', '', *columns), rows)}\n\n`scripts/campaign int8`, {where}."
 
 
 def stage_costs(edition: Edition) -> str:
@@ -324,13 +348,13 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "times": lambda edition: compared(
         ("workers", "size"),
         ("Gloo, CPU ns/B", "ringfence, CPU ns/B", "Gloo, sent", "ringfence, sent"),
-        all_reduces(edition, (2, 4, 8), (SIZE,)),
+        all_reduces(edition, (2, 8), (SIZE,)),
     ),
     "costs": rivals,
     "tunnels": tunnels,
     "collectives": lambda edition: compared(("25 MiB", "workers"), TIMES, collectives(edition)),
     "busy": lambda edition: compared(
-        ("workers", "size"), (*TIMES, *RIVALS.values()), all_reduces(edition, (2, 4), busy=True)
+        ("workers", "size"), (*TIMES, *RIVALS.values()), all_reduces(edition, (2, 4), (SIZE,), busy=True)
     ),
     "training": lambda edition: compared(
         ("model", "", "workers"), (*TIMES, "Gloo, CPU", "ringfence, CPU"), training(edition)
@@ -343,6 +367,7 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     ),
     "stages": stages,
     "stage-costs": stage_costs,
+    "quantised": quantised,
     "memory": memory,
     "machines-circumstances": machines_circumstances,
     "machines-between": lambda edition: compared(

@@ -18,6 +18,7 @@ SEALED: Final = "ringfence"
 CALLS: Final = "call-latency.json"
 BOUNDS: Final = {"": "bounds.json", ", without VAES": "bounds-without-vaes.json"}
 MACHINES: Final = "machines"  # the folder of the study of machines x workers
+INT8: Final = "int8"  # the folder of all-reduces quantised to int8, beside others
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Edition:
     calls: Mapping[str, Any] = field(default_factory=dict)  # what `ringfence bench latency --json` printed
     bounds: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of `bench bounds --json`, by instructions
     machines: Edition | None = None  # of the study of machines x workers, which has a machine and a date of its own
+    int8: Edition | None = None
 
     def collective(
         self,
@@ -72,6 +74,8 @@ def read(folder: Path) -> Edition:
     edition.bounds = {
         name: json.loads((folder / file).read_text()) for name, file in BOUNDS.items() if (folder / file).exists()
     }
+    if (folder / INT8).exists():
+        edition.int8 = _read([folder / INT8 / FILE])
     if cells := sorted((folder / MACHINES / "raw").glob("*.jsonl")):
         edition.machines = _read(cells)
     return edition

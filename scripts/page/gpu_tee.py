@@ -30,7 +30,9 @@ def read(results: Path) -> Study:
 
 
 def pictures(found: Study) -> list[Picture]:
-    return [figure for build in TEE_BUILDERS for figure in build(found) if isinstance(figure, Picture)]
+    """Those of the page, which has a table of ringfence."""
+    figures = [figure for build in TEE_BUILDERS for figure in build(found) if isinstance(figure, Picture)]
+    return [figure for figure in figures if figure.name != "tee-ringfence"]
 
 
 def _figure(name: str, found: Study) -> str:

@@ -12,7 +12,15 @@ from tests.attack import crowd
 from tests.fuzz import cpu
 
 KIND: Final = "printed"
-PAGES: Final = (ROOT / "docs" / "security" / "fuzzing.md", ROOT / "docs" / "benchmarks" / "what-it-costs.md")
+PAGES: Final = tuple(
+    ROOT / "docs" / name
+    for name in (
+        "security/fuzzing.md",
+        "benchmarks/what-it-costs.md",
+        "guides/across-regions.md",
+        "guides/private-sums.md",
+    )
+)
 
 
 def _block(path: Path) -> str:
@@ -26,6 +34,8 @@ SHOWN: Final[dict[str, tuple[str, Callable[[Path], str]]]] = {
     "forwarded": ("forwarded.txt", _block),
     "record": ("record.txt", _block),
     "checkpoints": ("checkpoints.txt", _block),
+    "private": ("private.txt", _block),
+    "sites": ("sites.txt", _block),
 }
 
 

@@ -156,10 +156,6 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     found = parts(rounds)
     print("25 MiB of float32 on one worker, ms:", ", ".join(f"{name} {taken:.1f}" for name, taken in found.items()))
-    for degree in DEGREES:
-        apart = found["conversion"] + degree * (found["keystream"] + found["addition"])
-        together = found[f"degree {degree}"]
-        print(f"  degree {degree}: {together:.1f} together, {apart:.1f} apart, ratio {together / apart:.2f}")
     with tempfile.TemporaryDirectory(prefix="ringfence-private-") as folder, Pool() as pool:
         environments = Consortium(Path(folder), ["a", "b", "c", "d"]).environments()
         results = slowest(pool.check(sums, WORLD, env=environments, args=(rounds,)))
