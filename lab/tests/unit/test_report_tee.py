@@ -56,6 +56,14 @@ def test_the_words_of_the_page_are_those_that_were_looked_at() -> None:
     assert rendered() == SNAPSHOT.read_text(), "if this is meant: python -m lab.tests.unit.test_report_tee"
 
 
+def test_a_step_on_hosts_with_other_cores_takes_the_place_of_none() -> None:
+    few = tee_cell("few-cores", 0.002, {"ringfence": 99.0}, preset="h100", model="gpt2-xl", host_cores=2.0)
+    base, both = study_of(everything()), study_of([*few, *everything()])
+    assert headline(both) == headline(base)
+    for table in (tee.all_steps, tee.distances, tee.dilations, tee.sensitivity):
+        assert table(both) == table(base), table.__name__
+
+
 def test_the_page_is_whole_and_fetches_nothing() -> None:
     found = Structure(rendered())
     assert all(address.startswith("data:") for address in found.fetched)
