@@ -6,13 +6,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ringfence_lab.bench.intervals import Interval
-from ringfence_lab.bench.names import PROFILED
 from ringfence_lab.bench.results import Result, VariantResult
 from ringfence_lab.bench.units import size_text, time_text
 from ringfence_lab.report.figure import Picture
 from ringfence_lab.report.labels import interval_text
 from scripts.generated import table
 from scripts.page import ROOT
+from scripts.page.cases import (
+    RATES,
+    SIZE,
+    Cases,
+    all_reduces,
+    between,
+    buckets,
+    collectives,
+    machines,
+    medians,
+    name_of,
+    profiles,
+    rates,
+    training,
+)
 from scripts.page.edition import SEALED, Edition, line_of, read
 
 __all__ = ["KIND", "PAGES", "TABLES", "pictures", "read"]
@@ -22,10 +36,6 @@ PAGES: Final = tuple(
     ROOT / name
     for name in ("docs/benchmarks/what-it-costs.md", "docs/guides/across-regions.md", "README.md", "docs/index.md")
 )
-SIZE: Final = 25 << 20  # of DDP's buckets
-LARGE: Final = (SIZE, 100 << 20)
-OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
-MODELS: Final = ("resnet50", "bert-base", "gpt2")
 LONG: Final[tuple[tuple[str | None, float], ...]] = (  # links between sites: rate, seconds each way
     ("100mbit", 0.0),
     ("1gbit", 0.0),
@@ -33,13 +43,6 @@ LONG: Final[tuple[tuple[str | None, float], ...]] = (  # links between sites: ra
     ("2.5gbit", 0.0),
     (None, 0.0),
 )
-RATES: Final = {
-    "100mbit": "0.1 Gbit/s",
-    "1gbit": "1 Gbit/s",
-    "2.5gbit": "2.5 Gbit/s",
-    "10gbit": "10 Gbit/s",
-    None: "not limited",
-}
 RIVALS: Final = {"ringfence-unsealed": "unsealed", "hop-by-hop": "hop by hop", "tls": "TLS 1.3"}
 WAYS: Final = {
     "gloo-a": "plaintext Gloo",
@@ -49,14 +52,9 @@ WAYS: Final = {
     "gloo-wireguard": "Gloo through wireguard-go",
     "gloo-openvpn": "Gloo through OpenVPN, AES-256-GCM",
 }
-PROFILES: Final = (
-    *(("all_reduce", size, workers) for workers in (2, 4) for size in LARGE),
-    *((operation, SIZE, 2) for operation in OPERATIONS[1:]),
-)
 STATES: Final = (("one core", "alone"), ("all cores", "busy"))  # of the stages
 DIGITS: Final = 4
 
-Cases = Iterable[tuple[tuple[str, ...], Result | None]]  # the first cells of a row, and what was measured
 COLUMNS: Final[dict[str, Callable[[Result, VariantResult, VariantResult], str]]] = {  # of Gloo's line and ringfence's
     "Gloo": lambda _, gloo, ours: time_text(gloo.seconds),
     "ringfence": lambda _, gloo, ours: time_text(ours.seconds),
@@ -83,10 +81,6 @@ def _ratio(result: Result, variant: str) -> Interval | None:
     return line.ratio if line else None
 
 
-def name_of(operation: str) -> str:
-    return operation.replace("_", "-")
-
-
 def compared(labels: Iterable[str], columns: Iterable[str], cases: Cases) -> str:
     """A table of ringfence beside Gloo: a row for each case that was measured."""
     rows = []
@@ -97,96 +91,15 @@ def compared(labels: Iterable[str], columns: Iterable[str], cases: Cases) -> str
     return table([*labels, *columns], rows)
 
 
-# -- what was measured ------------------------------------------------------------------------------------------------
-
-
-def all_reduces(edition: Edition, counts: Iterable[int], sizes: Iterable[int] = LARGE, **settings: Any) -> Cases:
-    return [
-        ((str(workers), size_text(size)), edition.collective("all_reduce", size, workers, **settings))
-        for workers in counts
-        for size in sizes
-    ]
-
-
-def collectives(edition: Edition) -> Cases:
-    return [
-        ((name_of(operation), str(workers)), edition.collective(operation, SIZE, workers))
-        for operation in OPERATIONS[1:]
-        for workers in (2, 4)
-    ]
-
-
-def training(edition: Edition) -> Cases:
-    return [
-        ((model, strategy.upper(), str(workers)), edition.training(model, strategy, workers))
-        for strategy in ("ddp", "fsdp2")
-        for model in MODELS
-        for workers in (2, 4)
-    ]
-
-
-def buckets(edition: Edition) -> Cases:
-    """Steps of GPT-2 by the size of DDP's buckets, its own first."""
-    cases = [each.case for each in edition.results if each.case["kind"] == "training"]
-    sizes = {case["bucket_mb"] for case in cases if case["strategy"] == "ddp" and case["model"] == "gpt2"}
-    return [
-        (("default (25, the first 1)" if size is None else f"{size:g}",), edition.training("gpt2", "ddp", 2, size))
-        for size in sorted(sizes, key=lambda size: size or 0)
-    ]
-
-
-def rates(edition: Edition) -> Iterator[tuple[tuple[str, ...], Result | None]]:
-    for rate in RATES:
-        for workers in (2, 4):
-            for size in LARGE:
-                result = edition.collective("all_reduce", size, workers, rate=rate)
-                if rate and result:
-                    yield (RATES[rate], size_text(result.case["burst"]), str(workers), size_text(size)), result
-
-
-def machines(edition: Edition, inside: bool) -> Cases:
-    """Cells of DDP's buckets in the study of machines x workers; between machines, with their lower bounds."""
-    found = []
-    bounds = edition.bounds[""]["bounds"] if edition.bounds else ()
-    least = {(each["layout"], each["operation"]): time_text(each["seconds"]) for each in bounds}
-    for each in edition.machines.results if edition.machines else ():
-        case = each.case
-        if case["kind"] != "collective" or PROFILED in case["variants"] or case["size"] != SIZE:
-            continue
-        if (case["hosts"] == 1) is inside:
-            name, workers = name_of(case["operation"]), case["workers"]
-            place = f"{case['hosts']} x {workers // case['hosts']}"
-            cells = (
-                (name, str(workers))
-                if inside
-                else (place, RATES[case["rate"]], name, least.get((place, case["operation"]), "–"))
-            )
-            key = (case["hosts"], workers, OPERATIONS.index(case["operation"]), case["rate"] or "")
-            found.append((key, cells, each))
-    return [(cells, each) for _, cells, each in sorted(found, key=lambda each: each[0])]
-
-
-def between(edition: Edition, place: str) -> tuple[Result, VariantResult]:
-    """The all-reduce of 25 MiB over links that are not limited, between machines as in "2 x 4", and ringfence's line."""
-    wanted = (place, RATES[None], "all-reduce")
-    result = next((result for cells, result in machines(edition, inside=False) if cells[:-1] == wanted), None)
-    line = line_of(result)
-    assert result and line, f"the study of machines has no cell {wanted}"
-    return result, line
-
-
-def medians(edition: Edition) -> dict[int, tuple[float, float]]:
-    """Seconds of Gloo's and ringfence's median call between two workers, by size: what `ringfence bench latency` records."""
-    both = ("gloo", SEALED)
-    return {
-        each["size"]: tuple(each[name]["median_after_barrier"] for name in both)
-        for each in edition.calls.get("sizes", ())
-    }
-
-
 def cpu(facts: Mapping[str, Any]) -> str:
     """What matters of a CPU here: whether it has the instructions that seal fast."""
     return "with VAES" if "vaes" in facts["features"].split() else "without VAES"
+
+
+def _source(command: str, date: str, facts: Mapping[str, Any]) -> str:
+    """The line below a table: the command that measured it, the date if it is known, the machine and the code."""
+    where = f"{facts['cores']} cores of {facts['cpu']}, {cpu(facts)}; source digest `{facts['source']}`"
+    return ", ".join(each for each in (f"`{command}`", date, where) if each) + "."
 
 
 # -- tables and sentences ---------------------------------------------------------------------------------------------
@@ -235,9 +148,8 @@ def two_workers(edition: Edition) -> str:
         "Gloo, 95th percentile",
         "ringfence, 95th percentile",
     ]
-    facts = edition.calls["machine"]
-    where = f"{facts['cores']} cores of {facts['cpu']}, {cpu(facts)}; source digest `{facts['source']}`"
-    return f"{table(header, rows)}\n\n`{edition.calls['command']}`, {edition.calls['date'][:10]}, {where}."
+    calls = edition.calls
+    return f"{table(header, rows)}\n\n{_source(calls['command'], calls['date'][:10], calls['machine'])}"
 
 
 def rivals(edition: Edition) -> str:
@@ -260,13 +172,6 @@ def stages(edition: Edition) -> str:
         shares = [f"{share:.0%}" for share in (line.stages or {}).values()]
         rows.append([name_of(operation), workers, *shares, f"{line.cpu_ns_per_byte or 0:.2f}"])
     return table(("25 MiB", "workers", *names, "CPU ns/B"), rows)
-
-
-def profiles(edition: Edition) -> Iterator[tuple[tuple[str, int, int], VariantResult]]:
-    for place in PROFILES:
-        line = line_of(edition.collective(*place, profiled=True), PROFILED)
-        if line and line.stages:
-            yield place, line
 
 
 def memory(edition: Edition) -> str:
@@ -309,9 +214,8 @@ def quantised(edition: Edition) -> str:
             lines = [line_of(found.get((hosts, *link)), variant) for link in LONG]
             rows.append((hosts, name, *(time_text(line.seconds) if line else "–" for line in lines)))
     columns = (RATES[rate] + (f", {delay * 1e3:g} ms each way" if delay else "") for rate, delay in LONG)
-    facts = edition.int8.facts
-    where = f"{edition.int8.dates[-1]}, {facts['cores']} cores of {facts['cpu']}, {cpu(facts)}"
-    return f"{table(('machines', '', *columns), rows)}\n\n`scripts/campaign int8`, {where}."
+    source = _source("scripts/campaign int8", edition.int8.dates[-1], edition.int8.facts)
+    return f"{table(('machines', '', *columns), rows)}\n\n{source}"
 
 
 def stage_costs(edition: Edition) -> str:
@@ -325,8 +229,8 @@ def stage_costs(edition: Edition) -> str:
         (f"{state}{name}", found["stages"][key]) for name, found in instructions.items() for state, key in STATES
     ]
     rows = [(stage, *(f"{costs[stage]:.3f}" for _, costs in columns)) for stage in first["stages"]["alone"]]
-    where = f"{facts['cores']} cores of {facts['cpu']}, {cpu(facts)}; source digest `{facts['source']}`"
-    return f"{table(('CPU ns a byte', *(name for name, _ in columns)), rows)}\n\n`ringfence bench bounds`, {where}."
+    header = ("CPU ns a byte", *(name for name, _ in columns))
+    return f"{table(header, rows)}\n\n{_source('ringfence bench bounds', '', facts)}"
 
 
 def machines_circumstances(edition: Edition) -> str:

@@ -52,7 +52,8 @@ def unchanged(study: Study) -> list[CellSummary]:
     """Return the cells with the inputs of their preset, on hosts with as many cores as most cells have."""
     cells = [cell for cell in study.cells if not cell.changed]
     cores = [cell.host_cores for cell in cells if cell.host_cores]
-    return [cell for cell in cells if not cell.host_cores or cell.host_cores == statistics.mode(cores)]
+    usual = statistics.mode(cores) if cores else None
+    return [cell for cell in cells if not cell.host_cores or cell.host_cores == usual]
 
 
 def steps(study: Study, *variants: str) -> list[CellSummary]:
